@@ -1,0 +1,38 @@
+#include "core/parallel_for.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "core/error.h"
+
+namespace sherd {
+namespace {
+
+int initial_threads() {
+  if (const char* s = std::getenv("OMP_NUM_THREADS"))
+    if (const int n = std::atoi(s); n > 0) return n;
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+std::atomic<int>& threads() {
+  static std::atomic<int> n = initial_threads();
+  return n;
+}
+
+}  // namespace
+
+int num_threads() { return threads().load(std::memory_order_relaxed); }
+
+void set_num_threads(int n) {
+  if (n < 1) fail("[set_num_threads] needs at least one thread, got ", n);
+  threads() = n;
+#ifdef _OPENMP
+  omp_set_num_threads(n);  // oneDNN asks OpenMP
+#endif
+}
+
+}  // namespace sherd

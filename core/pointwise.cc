@@ -1,0 +1,76 @@
+#include "core/pointwise.h"
+
+#include "core/ops/copy.h"
+
+namespace sherd {
+
+Plan plan(const char* op, std::span<const Tensor* const> in, int condition, Kinds kinds,
+          bool gives_bool) {
+  Plan p{in[0]->sizes(), kFloat32, kFloat32, kCPU};
+  const Tensor* counted[Strided::kMaxOperands];
+  int n = 0;
+  bool same = true, placed = false;
+  for (int i = 0; i < int(in.size()); ++i) {
+    if (i) p.sizes = broadcast(p.sizes, in[i]->sizes(), op);
+    if (i != condition)
+      counted[n++] = in[i], same = same && in[i]->dtype() == counted[0]->dtype() &&
+                                   in[i]->impl()->wrapped == counted[0]->impl()->wrapped;
+    if (in[i]->impl()->wrapped) continue;
+    if (placed && in[i]->device() != p.device)
+      fail("[", op, "] tensors on different devices: ", p.device, " and ", in[i]->device());
+    p.device = in[i]->device(), placed = true;
+  }
+  p.common =
+      same && !counted[0]->impl()->wrapped ? counted[0]->dtype() : promote({counted, size_t(n)});
+  if (kinds == kFloats && !is_float(p.common)) p.common = kFloat32;
+  p.result = gives_bool ? kBool : p.common;
+  return p;
+}
+Tensor output(const Plan& p, std::span<const Tensor* const> in) {
+  const Tensor* model = nullptr;
+  for (auto* t : in) {
+    if (!(t->sizes() == p.sizes)) continue;
+    if (t->is_contiguous() || (model && !(t->strides() == model->strides())))
+      return empty(p.sizes, p.result, p.device);
+    model = t;
+  }
+  if (!model) return empty(p.sizes, p.result, p.device);
+  bool used[kMaxDims] =
+      {};  // dense if the strides are those of a contiguous tensor in another order
+  int64_t next = 1;
+  for (int i = 0; i < p.sizes.n; ++i) {
+    int d = 0;
+    while (d < p.sizes.n && (used[d] || model->strides()[d] != next)) ++d;
+    if (d == p.sizes.n) return empty(p.sizes, p.result, p.device);
+    used[d] = true, next *= p.sizes[d];
+  }
+  Tensor y = empty(p.sizes, p.result, p.device);
+  y.impl()->strides = model->strides();
+  return y;
+}
+void check_writable(const char* op, const Tensor& out, const Plan& p, bool in_place) {
+  if (!(out.sizes() == p.sizes))
+    fail("[", op, in_place ? "_] " : "] out= ", "shape ", out.sizes(), " cannot hold the result ",
+         p.sizes);
+  auto category = [](DType d) { return is_float(d) ? 2 : d != kBool; };
+  if (category(p.result) > category(out.dtype()))
+    fail("[", op, "] result type ", name_of(p.result), " cannot be cast to ", name_of(out.dtype()));
+  for (int i = 0; i < out.dim(); ++i)
+    if (out.strides()[i] == 0 && out.size(i) > 1)
+      fail("[", op, "] cannot write to an expanded tensor: call contiguous() first");
+}
+
+void copy_raw(const Tensor& to, const Tensor& from) {
+  const Tensor* in[] = {&from};
+  Plan p = plan("copy", in, -1, kNumbers, false);
+  if (!(broadcast(p.sizes, to.sizes(), "copy") == to.sizes()))
+    fail("[copy] shape ", from.sizes(), " does not broadcast to ", to.sizes());
+  // Between integers and floats the wider of the two is computed in; into an integer, the source's
+  // own type.
+  const DType common = is_float(from.dtype()) == is_float(to.dtype())
+                           ? promote(from.dtype(), to.dtype())
+                           : from.dtype();
+  evaluate(Copy{}, to, common, from);
+}
+
+}  // namespace sherd
