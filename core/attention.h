@@ -17,7 +17,7 @@ struct AttentionOptions {
   double scale = 1;     // usually 1 / sqrt(D)
   // Added to the scores: floating point, [B or 1, H or 1, T or 1, S or 1]; or bool, where false
   // hides a key. Undefined: none. It gets no gradient.
-  Tensor mask;
+  Tensor mask = {};
 };
 
 // q [B, H, T, D], k [B, H, S, D], v [B, H, S, E] of one dtype: float32, bfloat16, float16 (both

@@ -18,7 +18,7 @@ namespace sherd {
 struct CrossEntropyOptions {
   int64_t ignore_index = -100;
   double label_smoothing = 0;  // in [0, 1]
-  Tensor weight;               // [V], the classes' weights, floating point; undefined: all 1
+  Tensor weight = {};          // [V], the classes' weights, floating point; undefined: all 1
 };
 
 // logits [N, V], rows side by side or not, columns with stride 1: float32, bfloat16, float16 or

@@ -17,7 +17,7 @@ enum class Activation : uint8_t { kNone, kRelu, kGelu, kGeluTanh };
 
 struct GemmOptions {
   bool accumulate = false;  // y += a b; excludes bias and activation
-  Tensor bias;              // [N], of any floating point dtype; undefined: none
+  Tensor bias = {};         // [N], of any floating point dtype; undefined: none
   Activation activation = Activation::kNone;
 };
 

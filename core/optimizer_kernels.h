@@ -17,8 +17,8 @@ namespace sherd {
 // that nobody waits for an accelerator.
 struct GradientScaling {
   double factor = 1;
-  Tensor scale;      // one element, float32: multiplies the gradient too (a clip coefficient)
-  Tensor found_inf;  // one element, float32: where it isn't 0, the step changes nothing
+  Tensor scale = {};      // one element, float32: multiplies the gradient too (a clip coefficient)
+  Tensor found_inf = {};  // one element, float32: where it isn't 0, the step changes nothing
   bool maximize = false;
 };
 

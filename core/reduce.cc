@@ -2,8 +2,8 @@
 
 namespace sherd {
 
-Reduction plan_reduction(const char* op, const Tensor& x, const Dims& dims, Dims& kept_sizes,
-                         Over& over, bool needs_elements) {
+ReductionPlan plan_reduction(const char* op, const Tensor& x, const Dims& dims, Dims& kept_sizes,
+                             Over& over, bool needs_elements) {
   bool reduced[kMaxDims] = {};
   for (auto d : dims) {
     if (d < -std::max(1, x.dim()) || d >= std::max(1, x.dim()))
@@ -12,8 +12,8 @@ Reduction plan_reduction(const char* op, const Tensor& x, const Dims& dims, Dims
     if (std::exchange(reduced[d < 0 ? d + x.dim() : d], true))
       fail("[", op, "] dimension ", d, " appears twice");
   }
-  Reduction r{};
-  r.in = x.bytes(), r.dtype = x.dtype();
+  ReductionPlan r{};
+  r.dtype = x.dtype();
   kept_sizes = x.sizes();
   for (int i = 0; i < x.dim(); ++i) {
     if (dims.n == 0) reduced[i] = true;

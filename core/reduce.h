@@ -60,17 +60,17 @@ struct Axes {
   int n = 0;
   int64_t sizes[kMaxDims], strides[kMaxDims], count = 1;
 };  // innermost first, strides in bytes
-struct Reduction {
+struct ReductionPlan {
   const char* in;
   DType dtype, compute;
   Axes kept, reduced;
   void* out;  // dense, of the compute type, or int64 for an index
 };
 template <class Op>
-inline constinit Kernel<void(const Op&, const Reduction&)> reduction{Op::name};
+inline constinit Kernel<void(const Op&, const ReductionPlan&)> reduction{Op::name};
 
-Reduction plan_reduction(const char* op, const Tensor& x, const Dims& dims, Dims& kept_sizes,
-                         Over& over, bool needs_elements);
+ReductionPlan plan_reduction(const char* op, const Tensor& x, const Dims& dims, Dims& kept_sizes,
+                             Over& over, bool needs_elements);
 inline DType reduced_type(const char* op, DType d, Gives gives, Kinds kinds) {
   if (gives == kIndex) return kInt64;
   if (is_float(d)) return d;

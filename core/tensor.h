@@ -41,8 +41,9 @@ struct TensorImpl : Counted {
   DType dtype = kFloat32;
   bool wrapped = false;  // a number: takes part in promotion by its category alone
   bool is_view = false;
-  Ref<ViewFamily> family;  // made at first need: see Tensor::family()
-  Ref<Counted> autograd;   // autograd::AutogradMeta; none for a plain constant
+  bool placeholder = false;  // a sharded parameter outside of its module's forward: ops refuse it
+  Ref<ViewFamily> family;    // made at first need: see Tensor::family()
+  Ref<Counted> autograd;     // autograd::AutogradMeta; none for a plain constant
 };
 
 class Tensor {

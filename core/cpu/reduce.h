@@ -172,7 +172,7 @@ inline int64_t offset(const Axes& a, int64_t i) {
 }
 
 template <class Op, class T>
-void reduce_rows(const Op& op, const Reduction& r, auto* out) {
+void reduce_rows(const Op& op, const ReductionPlan& r, auto* out) {
   const int64_t n = r.reduced.count, chunks = std::max<int64_t>(1, (n + kRowChunk - 1) / kRowChunk),
                 inner = r.reduced.n ? r.reduced.sizes[0] : 1;
   const int64_t stride = r.reduced.n ? r.reduced.strides[0] : 0;
@@ -224,7 +224,7 @@ void reduce_rows(const Op& op, const Reduction& r, auto* out) {
 }
 
 template <class Op, class T>
-void reduce_columns(const Op& op, const Reduction& r, auto* out) {
+void reduce_columns(const Op& op, const ReductionPlan& r, auto* out) {
   constexpr int W = kWidth<T>, kTile = 2 * kColumns;  // vectors a tile
   using State = StateOf<Op, T, W>;
   const int64_t n = r.reduced.count, width = r.kept.sizes[0],
@@ -288,7 +288,7 @@ void reduce_columns(const Op& op, const Reduction& r, auto* out) {
 }
 
 template <class Op>
-void reduction_kernel(const Stream&, const Op& op, const Reduction& r) {
+void reduction_kernel(const Stream&, const Op& op, const ReductionPlan& r) {
   auto go = [&]<class T>(Type<T>) {
     using Out = std::conditional_t<gives_of<Op> == kIndex, int64_t, T>;
     const bool rows =

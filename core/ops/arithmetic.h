@@ -80,6 +80,38 @@ struct Neg {
   constexpr auto value(auto x) const { return -x; }
   constexpr auto grad(auto g, auto, auto) const { return -g; }
 };
+struct Abs {
+  static constexpr auto name = "abs";
+  static constexpr auto kinds = kNumbers;
+  constexpr auto value(auto x) const { return abs(x); }
+  constexpr auto grad(auto g, auto x, auto) const {
+    return where(x > 0, g, where(x < 0, -g, g * 0));
+  }
+};
+struct Maximum {
+  static constexpr auto name = "maximum";
+  static constexpr auto kinds = kNumbers;
+  constexpr auto value(auto a, auto b) const { return where((a > b) | (a != a), a, b); }
+  template <int I>
+  constexpr auto grad(auto g, auto a, auto b, auto) const {
+    if constexpr (I == 0)
+      return where(a == b, g * 0.5, where(a >= b, g, g * 0));
+    else
+      return where(a == b, g * 0.5, where(b > a, g, g * 0));
+  }
+};
+struct Minimum {
+  static constexpr auto name = "minimum";
+  static constexpr auto kinds = kNumbers;
+  constexpr auto value(auto a, auto b) const { return where((a < b) | (a != a), a, b); }
+  template <int I>
+  constexpr auto grad(auto g, auto a, auto b, auto) const {
+    if constexpr (I == 0)
+      return where(a == b, g * 0.5, where(a <= b, g, g * 0));
+    else
+      return where(a == b, g * 0.5, where(b < a, g, g * 0));
+  }
+};
 struct Clamp {
   static constexpr auto name = "clamp";
   static constexpr auto kinds = kNumbers;
@@ -143,7 +175,8 @@ struct Or {
   static constexpr auto kinds = kNumbers;
   constexpr auto value(auto a, auto b) const { return (a != 0) | (b != 0); }
 };
-using Arithmetic = List<Add, AddScaled, Sub, Mul, Div, Pow, Neg, Clamp, Where, Less, Greater,
-                        LessEqual, GreaterEqual, Equal, NotEqual, And, Or, Copy>;
+using Arithmetic =
+    List<Abs, Maximum, Minimum, Add, AddScaled, Sub, Mul, Div, Pow, Neg, Clamp, Where, Less,
+         Greater, LessEqual, GreaterEqual, Equal, NotEqual, And, Or, Copy>;
 
 }  // namespace sherd

@@ -1,0 +1,117 @@
+#include "core/ops/arithmetic.h"
+
+#include "autograd/pointwise.h"
+
+namespace sherd {
+
+Tensor add(const Tensor& a, const Tensor& b, double alpha) {
+  return alpha == 1 ? call(Add{}, a, b) : call(AddScaled{alpha}, a, b);
+}
+Tensor sub(const Tensor& a, const Tensor& b, double alpha) {
+  return alpha == 1 ? call(Sub{}, a, b) : call(AddScaled{-alpha}, a, b);
+}
+Tensor mul(const Tensor& a, const Tensor& b) { return call(Mul{}, a, b); }
+Tensor div(const Tensor& a, const Tensor& b) { return call(Div{}, a, b); }
+Tensor pow(const Tensor& a, const Tensor& b) { return call(Pow{}, a, b); }
+Tensor maximum(const Tensor& a, const Tensor& b) { return call(Maximum{}, a, b); }
+Tensor minimum(const Tensor& a, const Tensor& b) { return call(Minimum{}, a, b); }
+Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) { return call(Where{}, c, a, b); }
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
+  if (mask.dtype() != kBool) fail("[masked_fill] the mask must be bool, got ", mask.dtype());
+  return where(mask, Tensor(value), x).to(x.dtype());
+}
+Tensor neg(const Tensor& x) {
+  if (x.dtype() == kBool) fail("[neg] a bool tensor has no negative: use logical operators");
+  return call(Neg{}, x);
+}
+Tensor abs(const Tensor& x) { return call(Abs{}, x); }
+Tensor clamp(const Tensor& x, double min, double max) { return call(Clamp{min, max}, x); }
+
+Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+Tensor operator-(const Tensor& a, const Tensor& b) {
+  if (a.dtype() == kBool && b.dtype() == kBool)
+    fail("[sub] two bool tensors cannot be subtracted: use logical operators");
+  return sub(a, b);
+}
+Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+Tensor operator-(const Tensor& a) { return neg(a); }
+Tensor operator<(const Tensor& a, const Tensor& b) { return call(Less{}, a, b); }
+Tensor operator>(const Tensor& a, const Tensor& b) { return call(Greater{}, a, b); }
+Tensor operator<=(const Tensor& a, const Tensor& b) { return call(LessEqual{}, a, b); }
+Tensor operator>=(const Tensor& a, const Tensor& b) { return call(GreaterEqual{}, a, b); }
+Tensor operator==(const Tensor& a, const Tensor& b) { return call(Equal{}, a, b); }
+Tensor operator!=(const Tensor& a, const Tensor& b) { return call(NotEqual{}, a, b); }
+Tensor operator&(const Tensor& a, const Tensor& b) { return call(And{}, a, b); }
+Tensor operator|(const Tensor& a, const Tensor& b) { return call(Or{}, a, b); }
+
+// ---- in place
+namespace autograd {
+void check_in_place(const char* op, const Tensor& x) {
+  if (!grad_enabled() || !x.requires_grad()) return;
+  if (x.is_leaf())
+    fail("[", op,
+         "_] a leaf that requires a gradient cannot be changed in place: do it under no_grad");
+  if (x.impl()->is_view)
+    fail("[", op, "_] an in-place change of a view that has a history is not supported: write ", op,
+         "(..) and use its result");
+}
+}  // namespace autograd
+
+Tensor& Tensor::add_(const Tensor& o, double alpha) {
+  return alpha == 1 ? call_(Add{}, *this, o) : call_(AddScaled{alpha}, *this, o);
+}
+Tensor& Tensor::sub_(const Tensor& o) { return call_(Sub{}, *this, o); }
+Tensor& Tensor::mul_(const Tensor& o) { return call_(Mul{}, *this, o); }
+Tensor& Tensor::div_(const Tensor& o) { return call_(Div{}, *this, o); }
+
+// ---- conversion
+Tensor Tensor::to(DType d) const {
+  if (d == dtype()) return *this;
+  const Tensor* like[] = {this};
+  Tensor y = output({sizes(), d, d, device()}, like);
+  copy_raw(y, *this);
+  if (!is_float(d)) return y;
+  return record<1>("to", y, {this},
+                   [from = dtype()](const Tensor& g, Needs) { return std::array{g.to(from)}; });
+}
+Tensor Tensor::to(Device d) const {
+  if (d == device()) return *this;
+  if (d.is_meta()) return empty(sizes(), dtype(), d);
+  if (device().is_meta())
+    fail("[to] a tensor on the meta device has no data to copy to ", d,
+         ": materialize the module, or make a new one");
+  fail("[to] this build has no CUDA: tensors live on the cpu or the meta device");
+}
+Tensor Tensor::clone() const {
+  const Tensor* like[] = {this};
+  Tensor y = output({sizes(), dtype(), dtype(), device()}, like);
+  copy_raw(y, *this);
+  return record<1>("clone", y, {this}, [](const Tensor& g, Needs) { return std::array{g}; });
+}
+Tensor Tensor::contiguous() const {
+  if (is_contiguous()) return *this;
+  Tensor y = empty(sizes(), dtype(), device());
+  copy_raw(y, *this);
+  return record<1>("contiguous", y, {this}, [](const Tensor& g, Needs) { return std::array{g}; });
+}
+
+Tensor& Tensor::copy_(const Tensor& from) {
+  autograd::check_in_place("copy", *this);
+  copy_raw(*this, from);
+  bump_version();
+  if (grad_enabled() && (from.requires_grad() || requires_grad())) {
+    record<1>("copy", *this, {&from},
+              [sizes = from.sizes(), dtype = from.dtype()](const Tensor& g, Needs) {
+                return std::array{sum_to(g, sizes).to(dtype)};
+              });
+  }
+  return *this;
+}
+Tensor& Tensor::fill_(double value) {
+  NoGrad off;
+  return copy_(Tensor(value));
+}
+Tensor& Tensor::zero_() { return fill_(0); }
+
+}  // namespace sherd

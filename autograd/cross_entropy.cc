@@ -1,0 +1,105 @@
+#include "core/cross_entropy.h"
+
+#include "autograd/engine.h"
+#include "autograd/ops.h"
+#include "autograd/record.h"
+
+namespace sherd {
+namespace {
+
+void check(const Tensor& logits, const Tensor& targets, const CrossEntropyArguments& a) {
+  if (!is_float(logits.dtype()))
+    fail("[cross_entropy] logits must be floating point, got ", logits.dtype());
+  if (targets.dtype() != kInt64)
+    fail("[cross_entropy] targets must be int64 class indices, got ", targets.dtype());
+  Dims expected;
+  for (int i = 0; i < logits.dim(); ++i)
+    if (i != std::min(1, logits.dim() - 1)) expected.push(logits.size(i));
+  if (logits.dim() == 0 || !(targets.sizes() == expected))
+    fail("[cross_entropy] logits ", logits.sizes(), " need targets ", expected, ", got ",
+         targets.sizes());
+  const int64_t v = logits.size(logits.dim() == 1 ? 0 : 1);
+  if (a.weight.defined() && !(a.weight.sizes() == Dims{v}))
+    fail("[cross_entropy] weight must be [", v, "], one a class, got ", a.weight.sizes());
+  if (a.label_smoothing < 0 || a.label_smoothing > 1)
+    fail("[cross_entropy] label_smoothing must be in [0, 1], got ", a.label_smoothing);
+}
+
+// Logits as [N, V]: classes to the end.
+Tensor to_rows(const Tensor& logits) {
+  if (logits.dim() == 1) return logits.unsqueeze(0);
+  Dims order{0};
+  for (int i = 2; i < logits.dim(); ++i) order.push(i);
+  order.push(1);
+  return (logits.dim() == 2 ? logits : logits.permute(order)).reshape({-1, logits.size(1)});
+}
+
+}  // namespace
+
+Tensor cross_entropy_composed(const Tensor& logits, const Tensor& targets,
+                              const CrossEntropyArguments& a) {
+  check(logits, targets, a);
+  const Tensor p = log_softmax_composed(to_rows(logits), 1);
+  const int64_t n = p.size(0), v = p.size(1);
+  const Tensor t = targets.reshape({n, 1}), kept = (t != Tensor(a.ignore_index)).to(p.dtype());
+  const Tensor hit = (t == arange(v).unsqueeze(0)).to(p.dtype());
+  const Tensor w = a.weight.defined() ? a.weight.to(p.dtype()).unsqueeze(0)
+                                      : ones({1, 1}, p.dtype(), p.device());
+  const Tensor weights = sum(hit * w, {1}) * kept.squeeze(1);
+  Tensor losses = -(1 - a.label_smoothing) * sum(p * hit * w, {1}) * kept.squeeze(1);
+  if (a.label_smoothing > 0)
+    losses = losses - sum(p * w, {1}) * kept.squeeze(1) * (a.label_smoothing / double(v));
+  if (a.reduction == Reduction::kSum) return sum(losses);
+  if (a.reduction == Reduction::kMean) return sum(losses) / sum(weights);
+  return losses.reshape(targets.sizes());
+}
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyArguments& a) {
+  check(logits, targets, a);
+  Tensor x = to_rows(logits);
+  if (x.dim() && x.size(1) > 1 && x.stride(1) != 1) x = x.contiguous();
+  const int64_t n = x.size(0);
+  const DType wide = x.dtype() == kFloat64 ? kFloat64 : kFloat32;
+  const CrossEntropyOptions options{a.ignore_index, a.label_smoothing,
+                                    a.weight.defined() ? contiguous_raw(a.weight) : Tensor()};
+  const Tensor t = contiguous_raw(targets.reshape({n}).detach());
+  Tensor losses = empty({n}, wide, x.device()), lse = empty({n}, wide, x.device()),
+         sums = zeros({2}, wide, x.device());
+  if (n) cross_entropy_forward(x.device(), x.dtype())(x.detach(), t, options, losses, lse, sums);
+  Tensor y;
+  {
+    NoGrad off;
+    const Tensor total = sums.select(0, 0);
+    y = a.reduction == Reduction::kNone  ? losses.reshape(targets.sizes())
+        : a.reduction == Reduction::kSum ? total.clone()
+                                         : total / sums.select(0, 1);
+    y = y.to(logits.dtype()).detach();
+  }
+  return record<1>(
+      "cross_entropy", y, {&x},
+      [x = Saved(x), t, a, options, lse, sums, targets](const Tensor& g, Needs) {
+        const Tensor logits = x.get();
+        if (grad_enabled()) {
+          CrossEntropyArguments rows = a;
+          const Tensor y = cross_entropy_composed(logits, t, rows);
+          return std::array{grad({y}, {logits}, {g.reshape(y.sizes())}, {.create_graph = true})[0]};
+        }
+        Tensor dx = empty(logits.sizes(), logits.dtype(), logits.device());
+        const Tensor divisor =
+            a.reduction == Reduction::kMean ? sums.select(0, 1).detach() : Tensor();
+        const Tensor gc = contiguous_raw(g.reshape({-1}).detach());
+        if (dx.numel())
+          cross_entropy_backward(dx.device(), dx.dtype())(gc, divisor, logits.detach(), t, lse,
+                                                          options, dx);
+        return std::array{dx};
+      });
+}
+
+Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  const Tensor d = input - target, squares = d * d;
+  return reduction == Reduction::kNone  ? squares
+         : reduction == Reduction::kSum ? sum(squares)
+                                        : mean(squares);
+}
+
+}  // namespace sherd

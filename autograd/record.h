@@ -1,0 +1,89 @@
+// Recording an operator: its backward is a lambda beside its forward; no macro, no class to write.
+//
+//     Tensor exp(const Tensor& x) {
+//       Tensor y = ...;                                            // forward, by whatever kernel
+//       return record<1>("exp", y, {&x}, [y = Saved(y, kOutput)](const Tensor& g, Needs) {
+//         return std::array{g * y.get()};
+//       });
+//     }
+//
+// Written in public ops, it can be differentiated again. Where a fused backward exists it is used
+// if nobody wants a graph of the gradient: `if (!grad_enabled()) fused`. Forward kernels must see
+// detached inputs or run under NoGrad.
+#pragma once
+#include <array>
+#include <functional>
+#include <optional>
+
+#include "autograd/checkpoint_tracker.h"
+#include "autograd/node.h"
+#include "autograd/saved.h"
+
+namespace sherd::autograd {
+
+// Which inputs want a gradient, and where an op may write one itself.
+struct Needs {
+  std::span<const Edge> edges;
+  bool operator[](int i) const { return bool(edges[i]); }
+  // See GradSink: an undefined tensor means "return the gradient".
+  GradSink::Destination destination(int i, DType dtype) const {
+    return gradient_destination(i, dtype);
+  }
+};
+
+// Error if `t` is a sharded parameter that is not gathered.
+void refuse_placeholder(const char* op, const Tensor& t);
+
+template <class F, int N>
+class LambdaNode final : public Node {
+ public:
+  LambdaNode(const char* op, std::array<Edge, N> edges, F f)
+      : Node(op), edges_(std::move(edges)), f_(std::move(f)) {}
+  void backward(std::span<const Tensor> g, std::span<Tensor> out) override {
+    std::array<Tensor, N> r = (*f_)(g[0], Needs{edges_});
+    std::move(r.begin(), r.end(), out.begin());
+  }
+  void release() override { f_.reset(); }
+  std::span<Edge> edges() override { return edges_; }
+
+ private:
+  std::array<Edge, N> edges_;
+  std::optional<F> f_;
+};
+
+inline void set_history(const Tensor& y, Ref<Node> node, int output = 0) {
+  AutogradMeta& m = make_meta(y);
+  m.grad_fn = std::move(node);
+  m.output = output;
+}
+
+// Hangs a backward on y: f(gradient, needs) returns std::array<Tensor, N>, a gradient an input
+// (undefined: none).
+template <int N, class F>
+Tensor record(const char* op, Tensor y, const Tensor* const (&inputs)[N], F f) {
+  for (auto* t : inputs) refuse_placeholder(op, *t);
+  if (!grad_enabled()) {
+    track_leaves(inputs);
+    return y;
+  }
+  std::array<Edge, N> e;
+  bool any = false;
+  for (int i = 0; i < N; ++i) e[i] = Edge(*inputs[i]), any = any || e[i];
+  if (any) set_history(y, Ref<Node>(new LambdaNode<F, N>(op, std::move(e), std::move(f))));
+  return y;
+}
+
+// The same for any number of inputs and several outputs: f(gradients, needs), where gradients[k] is
+// undefined if output k got none, returns a gradient an input. Outputs that are integers stay
+// constants.
+using ManyBackward =
+    std::function<std::vector<Tensor>(std::span<const Tensor> gradients, Needs needs)>;
+std::vector<Tensor> record_many(const char* op, std::vector<Tensor> outputs,
+                                const std::vector<Tensor>& inputs, ManyBackward f);
+
+}  // namespace sherd::autograd
+
+namespace sherd {
+using autograd::kInput, autograd::kOutput, autograd::Needs, autograd::record, autograd::record_many,
+    autograd::Saved;
+}

@@ -1,0 +1,340 @@
+// The engine: order, accumulation, hooks, scopes, sinks, plans, checkpointing, and its errors.
+#include "autograd/engine.h"
+
+#include <gtest/gtest.h>
+
+#include "autograd/checkpoint.h"
+#include "autograd/gradcheck.h"
+#include "autograd/ops.h"
+#include "autograd/record.h"
+#include "core/generator.h"
+
+namespace sherd {
+namespace {
+
+
+
+std::vector<double> values(const Tensor& t) {
+  const Tensor c = contiguous_raw(to_raw(t, kFloat64));
+  return {c.data<double>(), c.data<double>() + c.numel()};
+}
+Tensor leaf(const Dims& sizes, double value = 2) {
+  return full(sizes, value, kFloat64).set_requires_grad();
+}
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+#define EXPECT_SAYS(statement, part)                                      \
+  EXPECT_NE(message_of([&] { statement; }).find(part), std::string::npos) \
+      << message_of([&] { statement; })
+
+TEST(Engine, AccumulatesIntoLeaves) {
+  const Tensor x = leaf({3});
+  (x * x).sum().backward();
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{4, 4, 4}));
+  (x * 3).sum().backward();
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{7, 7, 7}));
+  x.set_grad({});
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(Engine, BranchesAndReuse) {
+  const Tensor x = leaf({2}), y = leaf({2}, 3);
+  const Tensor a = x * y, b = a + x, c = (a * b).sum();  // xy(xy + x)
+  c.backward();
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{2 * 2 * 9 + 2 * 2 * 3, 48}));
+  EXPECT_EQ(values(y.grad()), (std::vector<double>{2 * 4 * 3 + 4, 28}));
+}
+
+TEST(Engine, SecondBackwardNeedsRetainGraph) {
+  const Tensor x = leaf({2});
+  const Tensor y = (x * x).sum();
+  y.backward({}, true);
+  y.backward();
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{8, 8}));
+  EXPECT_SAYS(y.backward(), "freed");
+  EXPECT_SAYS(y.backward(), "[sum]");
+}
+
+TEST(Engine, InPlaceChangeOfASavedValueNamesTheOp) {
+  const Tensor x = leaf({2});
+  Tensor a = x * 1;
+  const Tensor y = a * a;
+  a.add_(1);
+  EXPECT_SAYS(y.sum().backward(), "[mul]");
+  EXPECT_SAYS(y.sum().backward(), "in place");
+}
+
+TEST(Engine, VersionsBelongToTheViewFamilyNotTheStorage) {
+  const Tensor flat = zeros({4}, kFloat64);
+  const Tensor a = over_storage(flat.storage(), {2}, kFloat64, 0).set_requires_grad();
+  Tensor b = over_storage(flat.storage(), {2}, kFloat64, 2);
+  const Tensor y = (a * a).sum();
+  b.fill_(7);  // a neighbour in the same storage
+  y.backward();
+  EXPECT_EQ(values(a.grad()), (std::vector<double>{0, 0}));
+}
+
+TEST(Engine, ReleasedBytesAreNamed) {
+  const Tensor x = leaf({2});
+  const Tensor a = x * 1, y = a * a;
+  a.storage()->release();
+  EXPECT_SAYS(y.sum().backward(), "released");
+}
+
+TEST(Engine, NoGradRecordsNothing) {
+  const Tensor x = leaf({2});
+  NoGrad off;
+  EXPECT_FALSE((x * 2).requires_grad());
+}
+
+TEST(Engine, GradLeavesLeavesAlone) {
+  const Tensor x = leaf({2}), z = leaf({2});
+  const Tensor y = x * x * 3;
+  const auto g = grad({y.sum()}, {x});
+  EXPECT_EQ(values(g[0]), (std::vector<double>{12, 12}));
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_SAYS(grad({(x * 2).sum()}, {z}), "do not depend on input 0");
+  EXPECT_FALSE(grad({(x * 2).sum()}, {z}, {}, {.allow_unused = true})[0].defined());
+}
+
+TEST(Engine, GradOfAResult) {
+  const Tensor x = leaf({2});
+  const Tensor a = x * 2, y = (a * a).sum();
+  EXPECT_EQ(values(grad({y}, {a})[0]), (std::vector<double>{8, 8}));
+}
+
+TEST(Engine, SecondDerivative) {
+  const Tensor x = leaf({1});
+  const Tensor first = grad({x * x * x}, {x}, {ones({1}, kFloat64)}, {.create_graph = true})[0];
+  EXPECT_EQ(values(grad({first.sum()}, {x})[0]), (std::vector<double>{12}));
+}
+
+TEST(Engine, CustomFunctionIsALambda) {
+  auto cube = [](const Tensor& x) {
+    Tensor y;
+    {
+      NoGrad off;
+      y = x * x * x;
+    }
+    return record<1>("cube", y, {&x}, [x = Saved(x)](const Tensor& g, Needs) {
+      return std::array{3 * g * x.get() * x.get()};
+    });
+  };
+  const TensorsFunction f = [&](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{cube(in[0])};
+  };
+  gradcheck(f, {full({3}, 1.5, kFloat64)});
+  gradgradcheck(f, {full({3}, 1.5, kFloat64)});
+}
+
+TEST(Engine, GradcheckFindsAWrongDerivative) {
+  const TensorsFunction f = [](const std::vector<Tensor>& in) {
+    Tensor y;
+    {
+      NoGrad off;
+      y = in[0] * in[0];
+    }
+    return std::vector<Tensor>{
+        record<1>("wrong", y, {&in[0]}, [](const Tensor& g, Needs) { return std::array{g * 3}; })};
+  };
+  EXPECT_SAYS(gradcheck(f, {full({2}, 2, kFloat64)}), "[gradcheck] input 0, element 0");
+}
+
+TEST(Engine, NodesRunInFallingOrder) {
+  std::vector<int> order;
+  auto mark = [&](const Tensor& x, int i) {
+    return record<1>("mark", x.detach(), {&x}, [&order, i](const Tensor& g, Needs) {
+      order.push_back(i);
+      return std::array{g};
+    });
+  };
+  const Tensor x = leaf({1});
+  const Tensor a = mark(x, 0), b = mark(x, 1), c = mark(a, 2), d = mark(b, 3), e = mark(a, 4);
+  (d + c + e + b).sum().backward();
+  EXPECT_EQ(order, (std::vector<int>{4, 3, 2, 1, 0}));
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{4}));
+}
+
+TEST(Engine, HooksOnLeavesAndResults) {
+  const Tensor x = leaf({1});
+  const Tensor a = x * 2;
+  int post = 0;
+  autograd::register_hook(a, [](const Tensor& g) { return g * 10; });
+  autograd::register_hook(x, [](const Tensor& g) { return g + 1; });
+  autograd::register_post_accumulate_grad_hook(x, [&](const Tensor& g) {
+    ++post;
+    EXPECT_EQ(g.item(), 10 * 2 + 10 * 2 + 1);
+  });
+  (a + a * 1).sum().backward();
+  EXPECT_EQ(x.grad().item(), 41);  // the hook on x sees the whole sum once
+  EXPECT_EQ(post, 1);
+}
+
+struct TracingScope : autograd::Scope {
+  std::vector<std::string>* trace;
+  std::string name;
+  TracingScope(std::vector<std::string>* t, std::string n) : trace(t), name(std::move(n)) {}
+  void on_enter() override { trace->push_back("enter " + name); }
+  void on_leave() override { trace->push_back("leave " + name); }
+  void on_recomputed() override { trace->push_back("recomputed " + name); }
+};
+
+TEST(Engine, ScopesAreEnteredAndLeftOnce) {
+  std::vector<std::string> trace;
+  auto node = [&](const Tensor& x, std::string name) {
+    return record<1>("step", x.detach(), {&x}, [&trace, name](const Tensor& g, Needs) {
+      trace.push_back(name);
+      return std::array{g};
+    });
+  };
+  const Tensor x = leaf({1});
+  Tensor y;
+  {
+    autograd::ScopeGuard root(make_ref<TracingScope>(&trace, "root"));
+    y = node(x, "first");
+    {
+      autograd::ScopeGuard a(make_ref<TracingScope>(&trace, "a"));
+      y = node(y, "a1");
+      y = node(y, "a2");
+    }
+    {
+      autograd::ScopeGuard b(make_ref<TracingScope>(&trace, "b"));
+      y = node(y, "b1");
+    }
+    y = node(y, "last");
+  }
+  y.backward({}, true);
+  const std::vector<std::string> once{"enter root", "last",    "enter b",   "b1",
+                                      "leave b",    "enter a", "a2",        "a1",
+                                      "leave a",    "first",   "leave root"};
+  EXPECT_EQ(trace, once);
+  trace.clear();
+  y.backward();  // a scope lives with its nodes, not with a backward
+  EXPECT_EQ(trace, once);
+}
+
+struct FlatSink : autograd::GradSink {
+  Tensor buffer;
+  bool written = false, offers = true;
+  int accepted = 0, completed = 0;
+  Destination destination(autograd::AutogradMeta&, DType dtype) override {
+    if (!offers || dtype != buffer.dtype()) return {};
+    return {buffer, std::exchange(written, true)};
+  }
+  void accept(autograd::AutogradMeta&, const Tensor& g) override {
+    ++accepted;
+    NoGrad off;
+    if (std::exchange(written, true))
+      buffer.add_(g);
+    else
+      buffer.copy_(g);
+  }
+  void complete(autograd::AutogradMeta&) override { ++completed; }
+};
+
+TEST(Engine, SinksTakeGradientsAndProductsWriteIntoThem) {
+  for (bool offers : {true, false}) {
+    const Tensor w = full({2, 3}, 0.5, kFloat64).set_requires_grad();
+    auto sink = std::make_shared<FlatSink>();
+    sink->buffer = full({2, 3}, 99, kFloat64);
+    sink->offers = offers;
+    autograd::make_meta(w).sink = sink;
+    const Tensor x = full({4, 3}, 2, kFloat64);
+    (linear(x, w).sum() + linear(x, w).sum() + w.sum()).backward();
+    EXPECT_EQ(values(sink->buffer), std::vector<double>(6, 8 + 8 + 1));
+    EXPECT_EQ(sink->accepted, offers ? 1 : 3);
+    EXPECT_EQ(sink->completed, 1);
+    EXPECT_FALSE(w.grad().defined());
+  }
+}
+
+struct Watcher : autograd::BackwardObserver {
+  std::vector<int> contributions;
+  std::vector<std::string> scopes;
+  int ends = 0, failures = 0;
+  Watcher() { autograd::add_observer(this); }
+  ~Watcher() override { autograd::remove_observer(this); }
+  void on_plan(const autograd::Plan& plan) override {
+    contributions.clear(), scopes.clear();
+    for (auto& [leaf, n] : plan.leaves) contributions.push_back(n);
+    for (auto& item : plan.scopes)
+      scopes.push_back(static_cast<TracingScope*>(item.scope)->name + (item.recomputed ? "*" : ""));
+  }
+  void on_end(bool failed) override { ++ends, failures += failed; }
+};
+
+TEST(Engine, PlanCountsContributions) {
+  Watcher watcher;
+  const Tensor x = leaf({1});
+  (x * 2 + x * 3 + x).sum().backward();
+  EXPECT_EQ(watcher.contributions, std::vector<int>{3});
+  const Tensor y = record<1>("throws", x.detach(), {&x}, [](const Tensor& g, Needs) {
+    fail("no");
+    return std::array{g};
+  });
+  EXPECT_THROW(y.backward(), Error);
+  EXPECT_EQ(watcher.ends, 2);
+  EXPECT_EQ(watcher.failures, 1);
+}
+
+TEST(Checkpoint, SameBitsAndScopesInThePlan) {
+  std::vector<std::string> trace;
+  const Tensor w = leaf({2, 2}, 0.3), x = leaf({2, 2}, 0.7);
+  auto block = [&](const Tensor& h) {
+    autograd::ScopeGuard guard(make_ref<TracingScope>(&trace, "block"));
+    return dropout(tanh(linear(h, w)), 0.5) + h;
+  };
+  manual_seed(5);
+  (block(x) * 2).sum().backward();
+  const auto gw = values(w.grad()), gx = values(x.grad());
+  w.set_grad({}), x.set_grad({});
+  trace.clear();
+  Watcher watcher;
+  manual_seed(5);
+  (checkpoint(block, x) * 2).sum().backward();
+  EXPECT_EQ(values(w.grad()), gw);
+  EXPECT_EQ(values(x.grad()), gx);
+  EXPECT_EQ(watcher.scopes, std::vector<std::string>{"block*"});
+  EXPECT_EQ(trace, (std::vector<std::string>{"enter block", "leave block", "recomputed block"}));
+}
+
+TEST(Checkpoint, LeafInTwoRegionsCompletesOnce) {
+  const Tensor w = leaf({2, 2}, 0.3);
+  auto sink = std::make_shared<FlatSink>();
+  sink->buffer = zeros({2, 2}, kFloat64);
+  autograd::make_meta(w).sink = sink;
+  auto f = [&](const Tensor& h) { return linear(h, w); };
+  const Tensor x = full({2, 2}, 1, kFloat64);  // needs no gradient: the region still does
+  checkpoint(f, checkpoint(f, x)).sum().backward();
+  EXPECT_EQ(sink->completed, 1);
+  const Tensor v = leaf({2, 2}, 0.3);
+  linear(linear(x, v), v).sum().backward();
+  EXPECT_EQ(values(sink->buffer), values(v.grad()));
+}
+
+TEST(Engine, LongChainsDoNotRecurse) {
+  const Tensor x = leaf({1}, 1);
+  Tensor y = x;
+  for (int i = 0; i < 200000; ++i) y = y * 1;
+  y.sum().backward();
+  EXPECT_EQ(x.grad().item(), 1);
+}
+
+TEST(Engine, ErrorsSayWhatToDo) {
+  const Tensor x = leaf({2});
+  EXPECT_SAYS((x * 1).backward(), "shape [2]");
+  EXPECT_SAYS(full({1}, 1).backward(), "does not require a gradient");
+  Tensor y = x;
+  EXPECT_SAYS(y.add_(1), "no_grad");
+  EXPECT_SAYS(full({1}, 1, kInt64).set_requires_grad(), "int64");
+}
+
+}  // namespace
+}  // namespace sherd
