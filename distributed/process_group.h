@@ -2,12 +2,11 @@
 // once; tensors that it reads or writes must not be touched before `wait()`. The names and meanings
 // are those of torch.distributed.
 //
-//     dist::init_process_group({.backend = "gloo"});                  // env://: RANK, WORLD_SIZE,
-//     MASTER_ADDR, MASTER_PORT Tensor x = full({4}, dist::rank()); dist::all_reduce(x); // default
-//     group, SUM, synchronous dist::Work w = dist::all_reduce(x, ReduceOp::kAvg, {.async = true});
-//     w.wait();
-//     auto pair = dist::new_group({0, 2});                            // every rank of the job
-//     makes the same calls if (pair->rank() >= 0) dist::broadcast(x, 0, {.group = pair});
+//     dist::init_process_group({.backend = "gloo"});   // env://: RANK, WORLD_SIZE, MASTER_ADDR,
+//     ... Tensor x = full({4}, dist::rank()); dist::all_reduce(x);                             //
+//     default group, SUM, synchronous dist::Work w = dist::all_reduce(x, dist::ReduceOp::kAvg,
+//     {.async = true}); w.wait(); auto pair = dist::new_group({0, 2});             // every rank of
+//     the job makes the same calls if (pair->rank() >= 0) dist::broadcast(x, 0, {.group = pair});
 //     dist::destroy_process_group();
 //
 // Ranks in arguments (root, source, destination) are ranks in the group. All ranks of a group issue
@@ -16,8 +15,13 @@
 // error on every rank that names both sides, never a hang or a silent mix-up. Each has a deadline.
 // Sums run over ranks in one fixed binary tree (see tree_sum.h): same bits on every run and
 // backend. On the CPU a group runs its collectives one after another on a progress thread.
+//
+// Wrong arguments (a root that is no rank, a list of the wrong length, other dtypes within a list)
+// are an Error of the call itself, before anything is sent. After a collective has failed
+// (deadline, mismatch, a rank that left), every later call on the group throws at once and names
+// that cause. Tensors may have any strides. Results raise the version of the tensors written,
+// except in the two calls that end in _pieces.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,14 +30,11 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "distributed/reduce_op.h"
+#include "distributed/store.h"
 #include "distributed/work.h"
 
 namespace sherd::dist {
-
-enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax };
-const char* name_of(ReduceOp op);
-
-using Milliseconds = std::chrono::milliseconds;
 
 // What a caller may say about one collective.
 struct CollectiveOptions {
@@ -51,9 +52,8 @@ struct CollectiveOptions {
 // once.
 struct CollectiveCounts {
   struct Count {
-    int64_t calls = 0,
-            bytes =
-                0;  // payload bytes of this rank: the full tensor's, whatever travels on the wire
+    int64_t calls = 0;
+    int64_t bytes = 0;  // payload: the full tensor's, whatever travels on the wire
   };
   Count all_gather, reduce_scatter, all_reduce, broadcast, other;
 };
@@ -62,7 +62,7 @@ class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
 
-  int rank() const { return rank_; }  // of this rank in the group; -1 on ranks outside
+  int rank() const { return rank_; }  // of this rank in the group; -1 on ranks outside it
   int size() const { return int(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }  // global ranks, by group rank
   const std::string& name() const { return name_; }
@@ -85,18 +85,18 @@ class ProcessGroup {
   virtual Work scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
                        Options = {}) = 0;
   // inputs: one tensor a rank; inputs[r] has rank r's output size (sizes may differ between ranks).
-  // Inputs may be overwritten? No: they are kept.
+  // Inputs are kept.
   virtual Work reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs,
                               ReduceOp op = ReduceOp::kSum, Options = {}) = 0;
   // outputs[r] from rank r, inputs[r] to rank r.
   virtual Work all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                           Options = {}) = 0;
   virtual Work barrier(Options = {}) = 0;
-  // Point to point: outside the queue, matched by (source, tag) in order of issue.
+  // Point to point: outside the queue, matched by (source, tag) in order of issue. A send is done
+  // when the bytes were received.
   virtual Work send(const Tensor& tensor, int destination, int tag = 0, Options = {}) = 0;
   virtual Work recv(const Tensor& tensor, int source, int tag = 0,
-                    Options = {}) = 0;                  // source -1: any
-  virtual int recv_source(const Work& work) const = 0;  // after wait(): who sent it
+                    Options = {}) = 0;  // source -1: any; see Work::source()
 
   // One collective over several buffers (of maybe several dtypes), contiguous and one-dimensional,
   // each of size() equal pieces: full[i] gets every rank's piece. pieces[i] may be this rank's own
@@ -104,10 +104,15 @@ class ProcessGroup {
   virtual Work all_gather_pieces(const std::vector<Tensor>& full, const std::vector<Tensor>& pieces,
                                  Options = {}) = 0;
   // The reverse: pieces[i] gets the sum over ranks of this rank's place in full[i]. full[i] is left
-  // unspecified (it is used as room to work in), and pieces[i] may be this rank's own place in it.
+  // unspecified (a backend may use it as room to work in), and pieces[i] may be this rank's own
+  // place in it.
   virtual Work reduce_scatter_pieces(const std::vector<Tensor>& pieces,
                                      const std::vector<Tensor>& full, ReduceOp op = ReduceOp::kSum,
                                      Options = {}) = 0;
+
+  // Ends the group in good order: waits for what was issued and lets the peers know. Later calls
+  // are errors. Without it, a group that is destroyed looks to its peers like a rank that died.
+  virtual void leave() = 0;
 
  protected:
   int rank_ = 0;

@@ -1,0 +1,90 @@
+// MeshProcessGroup: a ProcessGroup over any Mesh: the queue, tags, deadlines and errors that all
+// backends of host memory share. exchange.h moves the data.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "distributed/exchange.h"
+#include "distributed/process_group.h"
+
+namespace sherd {
+class Context;
+}
+
+namespace sherd::dist {
+
+class MeshProcessGroup : public ProcessGroup {
+ public:
+  struct Init {
+    std::string backend, name;
+    int rank;                      // in the group
+    std::vector<int> ranks;        // global, by group rank
+    std::unique_ptr<Mesh> mesh;    // null for a group of one
+    std::shared_ptr<Store> store;  // of this group alone
+    Milliseconds timeout;
+  };
+  explicit MeshProcessGroup(Init init);
+  ~MeshProcessGroup() override;
+
+  std::string backend() const override { return backend_; }
+  CollectiveCounts counts() const override;
+  uint64_t sequence_number() const override;
+
+  Work broadcast(const Tensor& tensor, int root, Options) override;
+  Work all_reduce(const Tensor& tensor, ReduceOp op, Options) override;
+  Work reduce(const Tensor& tensor, int root, ReduceOp op, Options) override;
+  Work all_gather(const std::vector<Tensor>& outputs, const Tensor& input, Options) override;
+  Work gather(const std::vector<Tensor>& outputs, const Tensor& input, int root, Options) override;
+  Work scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root, Options) override;
+  Work reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs, ReduceOp op,
+                      Options) override;
+  Work all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                  Options) override;
+  Work barrier(Options) override;
+  Work send(const Tensor& tensor, int destination, int tag, Options) override;
+  Work recv(const Tensor& tensor, int source, int tag, Options) override;
+  Work all_gather_pieces(const std::vector<Tensor>& full, const std::vector<Tensor>& pieces,
+                         Options) override;
+  Work reduce_scatter_pieces(const std::vector<Tensor>& pieces, const std::vector<Tensor>& full,
+                             ReduceOp op, Options) override;
+  void leave() override;
+
+ private:
+  using Body = std::function<void(Exchange&)>;
+  struct Operation {
+    CollectiveTag tag;
+    std::vector<int> partners;
+    CollectiveOptions options;
+    Body body;
+    Event done;
+  };
+
+  Work issue(const CollectiveTag& tag, std::vector<int> partners, Options options, Body body);
+  void progress();
+  void run(Operation& operation);
+  std::exception_ptr failure(const Operation& operation, std::exception_ptr cause);
+  std::vector<int> everyone() const;
+  std::vector<int> star(int root) const;  // partners where all data come from or go to the root
+  void check_root(const char* op, int root) const;
+
+  std::string backend_;
+  Milliseconds timeout_;
+  std::unique_ptr<Mesh> mesh_;
+  std::shared_ptr<Store> store_;
+  Exchange exchange_;
+  Context& context_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Operation> queue_;
+  uint64_t sequence_ = 0;
+  CollectiveCounts counts_;
+  bool leaving_ = false, closed_ = false;
+  std::string failure_;  // the first cause; empty while all is well
+  std::thread thread_;
+};
+
+}  // namespace sherd::dist
