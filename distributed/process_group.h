@@ -38,14 +38,14 @@ namespace sherd::dist {
 
 // What a caller may say about one collective.
 struct CollectiveOptions {
-  std::optional<Milliseconds> timeout;  // default: the group's
+  std::optional<Milliseconds> timeout = {};  // default: the group's
   // Part of the tag and of error messages: what the collective is for ("gather unit layers.3").
   // Empty: nothing.
-  std::string label;
+  std::string label = {};
   // Run by the progress thread when the operation starts (its predecessors in the queue have ended)
   // and when it has ended, also after a failure. FSDP allocates outputs in the first and frees
   // inputs in the second, so that a queued operation reuses the bytes of the one before it.
-  std::function<void()> on_start, on_end;
+  std::function<void()> on_start = nullptr, on_end = nullptr;
 };
 
 // Calls and payload bytes, by kind of collective, since the group was made. A coalesced call counts

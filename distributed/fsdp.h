@@ -1,0 +1,105 @@
+// FullyShardedDataParallel: trains a model of which each rank holds only a part. Parameters are gathered unit by unit
+// where forward and backward need them, gradients are reduce-scattered, and the optimizer steps the parts.
+// Rajbhandari et al.: ZeRO. arXiv 1910.02054. Zhao et al.: PyTorch FSDP. arXiv 2304.11277.
+//
+//     BigModel model(layers, dim, ff_dim, vocab);                 // declared: nothing is allocated yet
+//     FullyShardedDataParallel fsdp(model, {.auto_wrap_policy = module_wrap_policy<LargeTransformerBlock>()});
+//     optim::AdamW optimizer(fsdp.parameters(), {.lr = 1e-4});
+//     Tensor loss = F::cross_entropy(fsdp(ids).view({-1, vocab}), labels.view({-1}));
+//     loss.backward();
+//     fsdp.clip_grad_norm_(1.0);
+//     optimizer.step();
+//
+// The model is changed in place: names, tree and code stay, parameters become 1-D parts of this rank. All ranks make the
+// same calls. How it works: docs/fsdp.md.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "distributed/runtime.h"
+#include "nn/state_dict.h"
+
+namespace sherd {
+
+// What does not depend on the model's class.
+class FsdpModule {
+ public:
+  FsdpModule(nn::Module& module, const FsdpOptions& options);
+  ~FsdpModule();
+
+  nn::Module& module() const { return *module_; }
+  // As the module's own: parts while sharded, under the model's names. Between forward and backward, gathered units show
+  // the whole.
+  std::vector<Tensor> parameters() const { return module_->parameters(); }
+  nn::Module::NamedTensors named_parameters() const { return module_->named_parameters(); }
+
+  // Scales gradients so that their norm over all ranks is at most max_norm; returns the norm before, a 0-d float32, the
+  // same on all ranks and for every strategy. norm_type: 2, 1, or infinity. A collective. Error on a unit below the root.
+  Tensor clip_grad_norm_(double max_norm, double norm_type = 2);
+
+  // While it lives, backwards do not exchange gradients: they add up locally (see grad_bucket.h). The next backward
+  // without it reduces the sum. Read when a backward begins.
+  class NoSync {
+   public:
+    explicit NoSync(std::shared_ptr<dist::Runtime> runtime);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    std::shared_ptr<dist::Runtime> runtime_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(runtime()); }
+
+  // The whole model, a parameter at a time: f(name, values) runs on rank 0 alone, in the order of the model's
+  // state_dict. `values` is in the master's dtype and lives for the call. A collective.
+  void for_each_full_parameter(
+      const std::function<void(const std::string& name, const Tensor& values)>& f);
+  // The same of tensors laid out as the local parameters, such as an optimizer's moments: `local` is asked for each
+  // parameter's, on every rank (zero elements where this rank holds none).
+  void for_each_full(
+      const std::function<Tensor(const std::string& name, const Tensor& parameter)>& local,
+      const std::function<void(const std::string& name, const Tensor& values)>& f);
+  // All of it on rank 0, in memory; empty on other ranks. For large models stream with for_each_full_parameter.
+  nn::StateDict full_state_dict();
+  // Every rank gives the whole state and keeps its part. One Error lists all names that are missing, unexpected or
+  // misshapen.
+  nn::LoadResult load_full_state_dict(const nn::StateDict& state, bool strict = true);
+  // Each rank fetches only its part: read(name, begin, end, to) writes elements [begin, end) of the flattened parameter.
+  void load_parts(const std::function<void(const std::string& name, int64_t begin, int64_t end,
+                                           const Tensor& to)>& read);
+  // Full shapes by name, for checks.
+  std::vector<nn::ExpectedTensor> full_shapes() const;
+
+  void unshard();  // gathers all units now, until the next release
+  void reshard();
+  FsdpStats stats() const { return runtime()->stats(); }
+  void reset_stats() { runtime()->reset_stats(); }
+  const std::vector<std::shared_ptr<dist::Unit>>& units() const { return runtime()->units(); }
+  std::shared_ptr<dist::Runtime> runtime()
+      const;  // the outermost one, once a module above was wrapped too
+
+ private:
+  nn::Module* module_;
+};
+
+template <class M>
+class FullyShardedDataParallel : public FsdpModule {
+ public:
+  explicit FullyShardedDataParallel(M& module, const FsdpOptions& options = {})
+      : FsdpModule(module, options), model_(&module) {}
+
+  template <class... A>
+  auto operator()(A&&... args) {
+    return nn::call(*model_, std::forward<A>(args)...);
+  }
+  M& module() const { return *model_; }
+  M* operator->() const { return model_; }
+
+ private:
+  M* model_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,269 @@
+#include "distributed/grad_bucket.h"
+
+#include <cstring>
+
+#include "autograd/grad_mode.h"
+
+namespace sherd::dist {
+namespace {
+
+int size_of_group(const Group& g) { return g ? g->size() : 1; }
+
+Tensor flat_without_bytes(int64_t n, DType dtype, MemoryCategory category) {
+  return over_storage(Storage::without_bytes(n * size_of(dtype), kCPU, category), {n}, dtype);
+}
+
+}  // namespace
+
+GradBucket::GradBucket(std::vector<Entry> entries, Options options)
+    : entries_(std::move(entries)), options_(std::move(options)), progress_(entries_.size()) {
+  for (size_t i = 0; i < entries_.size(); ++i) index_[entries_[i].meta.get()] = int(i);
+}
+
+GradBucket::~GradBucket() {
+  for (auto& w : works_) {
+    try {
+      w.wait();
+    } catch (const Error&) {  // whoever waits for it in earnest has it thrown
+    }
+  }
+}
+
+int GradBucket::index_of(autograd::AutogradMeta& leaf) const { return index_.at(&leaf); }
+
+Tensor GradBucket::view(const Tensor& flat, int i) const {
+  return over_storage(flat.storage(), entries_[i].shape, flat.dtype(), entries_[i].offset);
+}
+
+void GradBucket::make_buffer() {
+  if (buffer_.defined()) return;
+  MemoryScope scope(MemoryCategory::kGradients);
+  buffer_ = empty({options_.padded}, options_.reduce_dtype);
+  int64_t used = 0;
+  for (auto& e : entries_) used = std::max(used, e.offset + e.shape.numel());
+  if (used < options_.padded)
+    std::memset(buffer_.bytes() + used * size_of(buffer_.dtype()), 0,
+                size_t((options_.padded - used) * size_of(buffer_.dtype())));
+}
+
+void GradBucket::expect(const std::vector<autograd::AutogradMeta*>& leaves) {
+  if (pending_) {
+    bool any = false;
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      Progress& p = progress_[i];
+      if (!p.shown.defined()) continue;
+      const Tensor& now = entries_[i].meta->grad;
+      if (!now.defined()) {
+        p = {};  // set to none: the next contribution is the first
+      } else if (!now.is_same(p.shown)) {
+        NoGrad off;
+        p.shown.copy_(now.detach().reshape(p.shown.sizes()));
+      }
+      any = any || p.written;
+    }
+    if (!any) buffer_ = {}, pending_ = false;
+  }
+  expected_ = 0;
+  was_expected_ = !leaves.empty();
+  for (auto& p : progress_) p.expected = false;
+  for (auto* leaf : leaves) {
+    Progress& p = progress_[index_of(*leaf)];
+    if (!p.expected) p.expected = true, ++expected_;
+  }
+}
+
+GradBucket::Destination GradBucket::destination(autograd::AutogradMeta& leaf, DType dtype) {
+  if (dtype != options_.reduce_dtype) return {};
+  make_buffer();
+  const int i = index_of(leaf);
+  return {view(buffer_, i), std::exchange(progress_[i].written, true)};
+}
+
+void GradBucket::accept(autograd::AutogradMeta& leaf, const Tensor& g) {
+  make_buffer();
+  const int i = index_of(leaf);
+  if (!(g.sizes() == entries_[i].shape))
+    fail("[backward] the gradient of parameter ", entries_[i].name, " has shape ", g.sizes(),
+         ", the parameter ", entries_[i].shape);
+  NoGrad off;
+  Tensor to = view(buffer_, i);
+  if (std::exchange(progress_[i].written, true))
+    to.add_(g.detach());
+  else
+    copy_raw(to, g);
+}
+
+void GradBucket::complete(autograd::AutogradMeta& leaf) {
+  Progress& p = progress_[index_of(leaf)];
+  if (!p.expected) return;
+  p.expected = false;
+  if (--expected_ == 0 && on_complete) on_complete();
+}
+
+void GradBucket::keep_pending() {
+  if (!buffer_.defined()) return;
+  pending_ = true;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Progress& p = progress_[i];
+    if (!p.written || p.shown.defined()) continue;
+    p.older = entries_[i].meta->grad;
+    p.shown = view(buffer_, int(i));
+    entries_[i].meta->grad = p.shown;
+  }
+}
+
+void GradBucket::zero_unwritten() {
+  for (size_t i = 0; i < entries_.size(); ++i)
+    if (!progress_[i].written && entries_[i].shape.numel())
+      copy_raw(view(buffer_, int(i)), Tensor(0));
+}
+
+Tensor GradBucket::finished(const Tensor& sum) const {
+  NoGrad off;
+  MemoryScope scope(MemoryCategory::kGradients);
+  Tensor r = to_raw(sum, options_.grad_dtype);
+  if (options_.divisor != 1) r.div_(Tensor(options_.divisor));
+  return r;
+}
+
+void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::string& label) {
+  std::vector<GradBucket*> scattered, replicated;
+  for (auto* b : buckets) {
+    b->make_buffer();
+    b->zero_unwritten();
+    b->reducing_ = true;
+    const int s = size_of_group(b->options_.shard), r = size_of_group(b->options_.replicate);
+    if (s * r > 1) {
+      b->flags_ = empty({int64_t(b->entries_.size())}, kInt32);
+      for (size_t i = 0; i < b->entries_.size(); ++i)
+        b->flags_.data<int32_t>()[i] = b->progress_[i].written;
+    }
+    if (s > 1)
+      scattered.push_back(b);
+    else if (r > 1)
+      replicated.push_back(b);
+    else
+      b->result_ = b->finished(b->buffer_);
+  }
+
+  if (!scattered.empty()) {
+    const Group& group = scattered[0]->options_.shard;
+    const int64_t s = group->size();
+    std::vector<Tensor> pieces, full;
+    for (auto* b : scattered) {
+      b->sum_ = flat_without_bytes(b->options_.padded / s, b->options_.reduce_dtype,
+                                   MemoryCategory::kGradients);
+      pieces.push_back(b->sum_), full.push_back(b->buffer_);
+      const int64_t n = b->flags_.numel();
+      Tensor spread = empty({s * n}, kInt32);
+      for (int64_t k = 0; k < s; ++k)
+        copy_raw(over_storage(spread.storage(), {n}, kInt32, k * n), b->flags_);
+      b->flag_sums_ = empty({n}, kInt32);
+      pieces.push_back(b->flag_sums_), full.push_back(spread);
+    }
+    CollectiveOptions o;
+    o.label = label;
+    o.on_start = [scattered] {
+      for (auto* b : scattered) b->sum_.storage()->reallocate();
+    };
+    // On the progress thread, so that it overlaps with what backward computes next.
+    o.on_end = [scattered] {
+      for (auto* b : scattered) {
+        if (!b->sum_.storage()->has_bytes()) continue;
+        b->buffer_.storage()->release();
+        b->result_ = b->finished(b->sum_);
+      }
+    };
+    scattered[0]->works_.push_back(group->reduce_scatter_pieces(pieces, full, ReduceOp::kSum, o));
+    for (size_t i = 1; i < scattered.size(); ++i)
+      scattered[i]->works_.push_back(scattered[0]->works_.back());
+  }
+
+  // An all-reduce in two halves: between them each rank finishes only its own part.
+  if (!replicated.empty()) {
+    const Group& group = replicated[0]->options_.replicate;
+    const int64_t r = group->size(), rank = group->rank();
+    std::vector<Tensor> pieces, full;
+    for (auto* b : replicated) {
+      const int64_t c = b->options_.padded / r;
+      full.push_back(b->buffer_);
+      pieces.push_back(over_storage(b->buffer_.storage(), {c}, b->buffer_.dtype(), rank * c));
+    }
+    CollectiveOptions o;
+    o.label = label;
+    o.on_end = [pieces, replicated] {
+      NoGrad off;
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        const Options& options = replicated[i]->options_;
+        Tensor piece = pieces[i];
+        if (options.reduce_dtype == options.grad_dtype && options.divisor != 1)
+          piece.div_(Tensor(options.divisor));
+      }
+    };
+    Work first = group->reduce_scatter_pieces(pieces, full, ReduceOp::kSum, o);
+    CollectiveOptions gather;
+    gather.label = label;
+    gather.on_end = [replicated] {
+      for (auto* b : replicated) {
+        const bool divided = b->options_.reduce_dtype == b->options_.grad_dtype;
+        b->result_ = divided ? b->buffer_ : b->finished(b->buffer_);
+      }
+    };
+    Work second = group->all_gather_pieces(full, pieces, gather);
+    for (auto* b : replicated) {
+      b->works_ = {first, second};
+      b->flag_sums_ = b->flags_;
+      b->works_.push_back(group->all_reduce(b->flag_sums_, ReduceOp::kSum, {.label = label}));
+    }
+  }
+}
+
+void GradBucket::retire() {
+  if (!reducing_) return;
+  for (auto& w : works_) w.wait();
+  works_.clear();
+  reducing_ = false;
+  NoGrad off;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Entry& e = entries_[i];
+    Progress p = std::move(progress_[i]);
+    progress_[i] = {};
+    const bool contributed =
+        p.written || (flag_sums_.defined() && flag_sums_.data<int32_t>()[i] > 0);
+    if (!contributed || e.owned.numel() == 0) {
+      if (p.shown.defined()) e.meta->grad = p.older;
+      continue;
+    }
+    const bool whole = size_of_group(options_.shard) == 1;
+    const Tensor g = over_storage(result_.storage(), whole ? e.shape : Dims{e.owned.numel()},
+                                  result_.dtype(), whole ? e.offset : e.owned.at);
+    Tensor before = p.shown.defined() ? p.older : e.meta->grad;
+    if (before.defined())
+      e.meta->grad = before.add_(g);
+    else
+      e.meta->grad = g;
+    for (auto& hook : e.meta->post_hooks) hook(e.meta->grad);
+  }
+  buffer_ = sum_ = result_ = flags_ = flag_sums_ = {};
+  pending_ = false;
+}
+
+void GradBucket::abort() {
+  for (auto& w : works_) {
+    try {
+      w.wait();
+    } catch (const Error&) {  // the backward that failed says so itself
+    }
+  }
+  works_.clear();
+  reducing_ = false;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (progress_[i].shown.defined() && !pending_) entries_[i].meta->grad = progress_[i].older;
+    if (!pending_) progress_[i] = {};
+  }
+  if (!pending_) buffer_ = {};
+  sum_ = result_ = flags_ = flag_sums_ = {};
+  expected_ = 0;
+}
+
+}  // namespace sherd::dist

@@ -1,0 +1,100 @@
+// GradBucket: a flat gradient of some parameters and its reduction over ranks. FSDP has one a unit and group of dtypes,
+// DDP some of a bounded size; both are this one engine.
+//
+//     bucket->expect({meta, ...});                    // at the start of a backward: who will contribute
+//     ...                                             // the engine hands contributions to the bucket (a GradSink)
+//     -> on_complete()                                // the last expected leaf is complete
+//     GradBucket::reduce({bucket}, "unit layers.0");  // issue: sum over ranks, cast up, divide
+//     bucket->retire();                               // wait, and write each parameter's grad
+//
+// [Note: what a leaf shows] Contributions are summed locally in reduce_dtype (the first is assigned, not added to zero),
+// exchanged once, cast to the master's dtype and divided there, and only then added to an older gradient. A backward
+// without exchange (no_sync) leaves the local sum `pending`: grad then shows it in the parameter's full shape.
+#pragma once
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/meta.h"
+#include "distributed/flat_layout.h"
+#include "distributed/process_group.h"
+
+namespace sherd::dist {
+
+class GradBucket : public autograd::GradSink {
+ public:
+  struct Entry {
+    Ref<autograd::AutogradMeta> meta;
+    std::string name;
+    Dims shape;
+    int64_t offset = 0;  // in the flat gradient
+    OwnedPart owned;     // what this rank keeps of the sum
+  };
+  struct Options {
+    int64_t padded = 0;  // elements of the flat gradient, a multiple of the shard group's size
+    DType reduce_dtype = kFloat32;  // of the flat gradient and of the sum
+    DType grad_dtype = kFloat32;    // of what grad shows in the end
+    Group shard, replicate;         // null: a group of one
+    double divisor = 1;
+  };
+
+  GradBucket(std::vector<Entry> entries, Options options);
+  ~GradBucket() override;
+
+  // Called when the last expected leaf is complete.
+  std::function<void()> on_complete;
+
+  // Starts a backward in which the leaves of these metas get gradients. Takes up what the user did to pending gradients.
+  void expect(const std::vector<autograd::AutogradMeta*>& leaves);
+  int expected() const { return expected_; }  // leaves still to complete
+  bool was_expected() const { return was_expected_; }
+  bool is_pending() const { return pending_; }
+  bool has_contributions() const { return buffer_.defined(); }
+
+  // ---- GradSink
+  Destination destination(autograd::AutogradMeta& leaf, DType dtype) override;
+  void accept(autograd::AutogradMeta& leaf, const Tensor& contribution) override;
+  void complete(autograd::AutogradMeta& leaf) override;
+
+  // The backward ends without exchange: grad shows the local sums.
+  void keep_pending();
+  // Issues the reduction of some buckets as one collective a group of ranks. A collective: every rank calls it for the
+  // same buckets, with contributions or without.
+  static void reduce(const std::vector<GradBucket*>& buckets, const std::string& label);
+  bool is_reducing() const { return reducing_; }
+  void retire();
+  // Drops what the failed backward collected; waits out a reduction. Earlier gradients stay.
+  void abort();
+
+  int64_t reduced_bytes() const { return options_.padded * size_of(options_.reduce_dtype); }
+  const std::vector<Entry>& entries() const { return entries_; }
+
+ private:
+  struct Progress {
+    bool written = false;  // the buffer holds a contribution of this entry
+    bool expected = false;
+    Tensor shown;  // the pending view that grad shows
+    Tensor older;  // the gradient that the pending one stands before
+  };
+
+  int index_of(autograd::AutogradMeta& leaf) const;
+  Tensor view(const Tensor& flat, int entry) const;
+  void make_buffer();
+  void zero_unwritten();
+  Tensor finished(const Tensor& sum) const;  // cast up and divided, in place where dtypes allow
+
+  std::vector<Entry> entries_;
+  Options options_;
+  std::unordered_map<autograd::AutogradMeta*, int> index_;
+  std::vector<Progress> progress_;
+  int expected_ = 0;
+  bool was_expected_ = false, pending_ = false, reducing_ = false;
+  Tensor buffer_;  // [padded] in reduce_dtype; undefined: nothing contributed
+  // ---- the reduction in flight
+  Tensor sum_, result_;       // [c] in reduce_dtype; in grad_dtype, divided
+  Tensor flags_, flag_sums_;  // a number an entry: how many ranks contributed
+  std::vector<Work> works_;
+};
+
+}  // namespace sherd::dist
