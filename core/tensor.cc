@@ -42,6 +42,15 @@ Tensor Tensor::detach() const {
   return t;
 }
 
+void Tensor::set_data(const Tensor& from) const {
+  TensorImpl& t = get();
+  const TensorImpl& f = from.get();
+  t.storage = f.storage;
+  t.sizes = f.sizes, t.strides = f.strides, t.offset = f.offset, t.dtype = f.dtype;
+  t.is_view = f.is_view;
+  t.family = nullptr;
+}
+
 Ref<ViewFamily>& Tensor::family() const {
   TensorImpl& t = get();
   if (!t.family) t.family = make_ref<ViewFamily>();

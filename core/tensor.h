@@ -87,6 +87,9 @@ class Tensor {
   Tensor as_strided_raw(const Dims& sizes, const Dims& strides,
                         int64_t offset) const;  // same family, not recorded
   Tensor detach() const;                        // same bytes and family, no history
+  // Makes this tensor object refer to what `from` does (bytes, sizes, dtype), with a view family of
+  // its own; its autograd state stays. All copies of this Tensor see it.
+  void set_data(const Tensor& from) const;
   Ref<ViewFamily>& family() const;
   uint32_t version() const;   // of the family; 0 if nothing ever asked for one
   void bump_version() const;  // after a change in place

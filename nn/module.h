@@ -1,0 +1,204 @@
+// Module: a named tree of parameters, buffers and child modules. A model is a class with members
+// and a forward; no macro.
+//
+//     class Mlp : public nn::Module {
+//      public:
+//       Mlp(int64_t dim, int64_t hidden)
+//           : up(add<nn::Linear>("up", dim, hidden)), down(add<nn::Linear>("down", hidden, dim)) {}
+//       Tensor forward(const Tensor& x) { return down(relu(up(x))); }
+//       nn::Child<nn::Linear> up, down;
+//     };
+//     Mlp mlp(16, 64);
+//     Tensor y = nn::call(mlp, x);              // forward with the module's hooks; a Child does
+//     this by operator() for (auto& [name, p] : mlp.named_parameters()) ...      // "up.weight",
+//     "up.bias", ...
+//
+// Names, orders and state_dict are PyTorch's. Modules can be moved, not copied. Parameters get
+// their values at first touch (see parameter.h).
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "nn/parameter.h"
+#include "nn/state_dict.h"
+#include "nn/visit_tensors.h"
+
+namespace sherd::nn {
+
+class Module;
+
+// Applies a function to each tensor of a call's arguments or result; it may replace them.
+using TensorVisitor = std::function<void(const std::function<void(Tensor&)>&)>;
+
+// Run round each call of a module: pre in order of registration, post and unwind in reverse. FSDP
+// attaches itself so.
+class CallHooks {
+ public:
+  virtual ~CallHooks() = default;
+  virtual void pre(Module&, const TensorVisitor& /*inputs*/) {}
+  virtual void post(Module&, const TensorVisitor& /*outputs*/) {}
+  virtual void unwind(Module&) noexcept {}  // instead of post, when forward (or a later pre) threw
+};
+
+struct ModuleState {
+  ModuleState* parent = nullptr;
+  std::string name;  // within the parent
+  std::vector<std::unique_ptr<Slot>> slots;
+  std::vector<std::pair<std::string, std::unique_ptr<Module>>> children;
+  std::vector<std::shared_ptr<CallHooks>> hooks;
+  bool training = true;
+};
+
+// A handle on a child module: copies are the same module.
+template <class M>
+class Child {
+ public:
+  Child() = default;
+  explicit Child(M* module) : module_(module) {}
+  template <class... A>
+  auto operator()(A&&... args) const;
+  M* operator->() const { return module_; }
+  M& operator*() const { return *module_; }
+  M* get() const { return module_; }
+
+ private:
+  M* module_ = nullptr;
+};
+
+class Module {
+ public:
+  Module();
+  Module(Module&&) noexcept = default;
+  Module& operator=(Module&&) noexcept = default;
+  virtual ~Module();
+
+  using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+  // Parameters and buffers below this module, in order of declaration, own ones first; tied ones
+  // once. A declared parameter is on the meta device until it was touched.
+  NamedTensors named_parameters(const std::string& prefix = "", bool recurse = true) const;
+  std::vector<Tensor> parameters() const;
+  NamedTensors named_buffers(const std::string& prefix = "", bool recurse = true) const;
+  // This module (named `prefix`, "" by default) and all below, each once, parents first.
+  std::vector<std::pair<std::string, Module*>> named_modules(const std::string& prefix = "");
+  std::vector<std::pair<std::string, Module*>> named_children() const;
+  // Slots below, in the order of named_parameters() and named_buffers(), tied ones too.
+  std::vector<Slot*> slots(bool recurse = true) const;
+
+  // Parameters and persistent buffers by full name; tied ones under each name. Of a sharded module:
+  // use FSDP's.
+  StateDict state_dict(const std::string& prefix = "") const;
+  // Copies values in, converting dtypes. One Error lists all missing, unexpected and misshapen
+  // names; strict = false only returns the first two.
+  LoadResult load_state_dict(const StateDict& state, bool strict = true);
+
+  // Fills all declared parameters below, from the seed of the context's generator (manual_seed)
+  // unless one is given.
+  void materialize();
+  void materialize(uint64_t seed);
+
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const { return state_->training; }
+  Module& to(DType dtype);  // floating point parameters and buffers
+  Module& to(Device device);
+  Module& requires_grad_(bool on = true);
+  void zero_grad();                                   // gradients become undefined
+  void apply(const std::function<void(Module&)>& f);  // children first, as in PyTorch
+  int64_t num_parameters() const;                     // elements, tied ones once
+
+  // Called before forward with the module, and after; an exception in forward skips the second.
+  void register_forward_pre_hook(std::function<void(Module&)> hook);
+  void register_forward_hook(std::function<void(Module&)> hook);
+
+  std::string type_name() const;  // of the class, such as "sherd::nn::Linear"
+  virtual bool is_container() const {
+    return false;
+  }                               // has no forward of its own (ModuleList): never an FSDP unit
+  std::string full_name() const;  // from the outermost module; "" for that
+  ModuleState& state() const { return *state_; }
+
+ protected:
+  // Declares a parameter, buffer or child of this module. Error for a name that exists, is empty or
+  // holds a dot.
+  Parameter parameter(const std::string& name, const Dims& shape, Initializer init,
+                      DType dtype = kFloat32);
+  Buffer buffer(const std::string& name, const Tensor& value, bool persistent = true);
+  template <class M, class... A>
+  Child<M> add(const std::string& name, A&&... args) {
+    return adopt(name, std::make_unique<M>(std::forward<A>(args)...));
+  }
+  template <class M>
+  Child<M> adopt(const std::string& name, std::unique_ptr<M> module) {
+    M* p = module.get();
+    insert(name, std::move(module));
+    return Child<M>(p);
+  }
+
+ private:
+  void insert(const std::string& name, std::unique_ptr<Module> module);
+  void check_name(const std::string& name) const;
+
+  std::unique_ptr<ModuleState> state_;
+};
+
+// Runs `f` as a forward of `module`, with its hooks (FSDP gathers the module's parameters round
+// it). So another method than forward is made callable on a sharded module:
+//
+//     Tensor features(const Tensor& x) { return nn::as_forward(this, [&](const Tensor& x) { ...; },
+//     x); }
+template <class F, class... A>
+auto as_forward(Module* module, const F& f, A&&... args) {
+  // Kept alive for the call: a hook may be removed in it.
+  const std::vector<std::shared_ptr<CallHooks>> hooks = module->state().hooks;
+  if (hooks.empty()) return f(std::forward<A>(args)...);
+  std::tuple<std::decay_t<A>...> inputs(std::forward<A>(args)...);
+  const TensorVisitor visit_inputs = [&](const std::function<void(Tensor&)>& g) {
+    visit_tensors(inputs, g);
+  };
+  size_t entered = 0;
+  struct Unwind {
+    const std::vector<std::shared_ptr<CallHooks>>& hooks;
+    size_t& entered;
+    Module& module;
+    ~Unwind() {
+      while (entered > 0) hooks[--entered]->unwind(module);
+    }
+  } unwind{hooks, entered, *module};
+  for (auto& h : hooks) {
+    ++entered;
+    h->pre(*module, visit_inputs);
+  }
+  using Result = decltype(std::apply(f, inputs));
+  if constexpr (std::is_void_v<Result>) {
+    std::apply(f, inputs);
+    const TensorVisitor nothing = [](const std::function<void(Tensor&)>&) {};
+    while (entered > 0) hooks[entered - 1]->post(*module, nothing), --entered;
+  } else {
+    std::decay_t<Result> result = std::apply(f, inputs);
+    const TensorVisitor visit_outputs = [&](const std::function<void(Tensor&)>& g) {
+      visit_tensors(result, g);
+    };
+    while (entered > 0) hooks[entered - 1]->post(*module, visit_outputs), --entered;
+    return result;
+  }
+}
+
+// module.forward(args...), with the module's hooks.
+template <class M, class... A>
+auto call(M& module, A&&... args) {
+  return as_forward(
+      &module, [&module](auto&&... a) { return module.forward(std::forward<decltype(a)>(a)...); },
+      std::forward<A>(args)...);
+}
+
+template <class M>
+template <class... A>
+auto Child<M>::operator()(A&&... args) const {
+  return call(*module_, std::forward<A>(args)...);
+}
+
+}  // namespace sherd::nn
