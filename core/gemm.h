@@ -31,6 +31,9 @@ struct GemmOptions {
 // Checks shapes and dtypes (Error); on the meta device it does nothing more.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& y, const GemmOptions& options = {});
 
+// y = activation(y), in place: what a kernel calls that cannot apply it inside the product.
+void apply_activation(Activation activation, const Tensor& y);
+
 // The slot behind gemm(): arguments are checked, none of the sizes is 0.
 inline constinit Kernel<void(const Tensor& a, const Tensor& b, const Tensor& y,
                              const GemmOptions& options)>
@@ -46,17 +49,16 @@ void set_gemm_backend(GemmBackend backend);
 // How bfloat16 products are computed: natively, or converted to float32 a block at a time inside
 // the product. Processors differ in which is faster, and the bits differ, so the choice is
 // explicit:
-//   kAuto measures both rates once (some milliseconds), keeps the winner in
-//   $XDG_CACHE_HOME/sherd/bf16_products.json (default ~/.cache), by processor model, and is then
-//   kNative or kConverted for good.
+//   kAuto measures both rates once (some milliseconds), keeps them in
+//   $XDG_CACHE_HOME/sherd/bf16_products.txt (default ~/.cache/sherd), a line a processor model, and
+//   is from then on kNative or kConverted.
 // Starts as what the environment variable SHERD_BF16 says (auto, native or converted), else kAuto.
 // In distributed runs rank 0 decides for all: set_bf16_products(bf16_products()) with rank 0's
 // answer.
 enum class Bf16Products : uint8_t { kAuto, kNative, kConverted };
 Bf16Products bf16_products();  // kNative or kConverted: resolves kAuto, measuring if it must
 void set_bf16_products(Bf16Products choice);
-// "native bf16 310 GFLOP/s, converted 160 (one thread): native"; "native bf16 (set)" if not
-// measured.
+// "native bf16: 310 GFLOP/s, converted: 160 GFLOP/s (native is used)", or "native bf16 (set)".
 std::string describe_bf16_products();
 const char* name_of(Bf16Products choice);
 

@@ -61,6 +61,12 @@ class Child {
   explicit Child(M* module) : module_(module) {}
   template <class... A>
   auto operator()(A&&... args) const;
+  // The same for modules with a struct `Arguments`, so that it may be written in braces:
+  // attention(x, x, x, {.is_causal = true}).
+  template <class A, class T = M>
+  auto operator()(A&& a, const typename T::Arguments& arguments) const;
+  template <class A, class B, class C, class T = M>
+  auto operator()(A&& a, B&& b, C&& c, const typename T::Arguments& arguments) const;
   M* operator->() const { return module_; }
   M& operator*() const { return *module_; }
   M* get() const { return module_; }
@@ -199,6 +205,16 @@ template <class M>
 template <class... A>
 auto Child<M>::operator()(A&&... args) const {
   return call(*module_, std::forward<A>(args)...);
+}
+template <class M>
+template <class A, class T>
+auto Child<M>::operator()(A&& a, const typename T::Arguments& arguments) const {
+  return call(*module_, std::forward<A>(a), arguments);
+}
+template <class M>
+template <class A, class B, class C, class T>
+auto Child<M>::operator()(A&& a, B&& b, C&& c, const typename T::Arguments& arguments) const {
+  return call(*module_, std::forward<A>(a), std::forward<B>(b), std::forward<C>(c), arguments);
 }
 
 }  // namespace sherd::nn

@@ -7,5 +7,6 @@
     gnu::noinline]]
 #define SHERD_AVX2 [[gnu::flatten, gnu::noinline]]
 namespace sherd::cpu {
-bool has_avx512();
+bool has_avx512();  // of this processor, unless the environment variable SHERD_NO_AVX512 is set
+void set_avx512(bool on);  // for tests, which compare both; on: where the processor has it
 }  // namespace sherd::cpu

@@ -1,18 +1,9 @@
 #include "core/cpu/pointwise.h"
 
-#include <cstdlib>
-
 #include "core/cpu/convert.h"
 #include "core/parallel_for.h"
 
 namespace sherd::cpu {
-
-bool has_avx512() {
-  static const bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") &&
-                          __builtin_cpu_supports("avx512vl") && !std::getenv("SHERD_NO_AVX512");
-  return yes;
-}
 
 static constexpr int64_t kGrain =
     32768;  // elements a piece: the cut does not depend on the number of threads
