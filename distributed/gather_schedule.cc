@@ -80,16 +80,13 @@ void GatherSchedule::release_all() {
   guessing_ = false;
 }
 
-// Units that are full only because they are in use or come next; what a unit keeps from forward to
-// backward by its options is not a matter of prefetching.
+// Of units in use or on their way. What is idle is kept from forward to backward by its options, or
+// is needed next: no matter of prefetching.
 int64_t GatherSchedule::live_bytes() const {
   int64_t bytes = 0;
-  for (int i = 0; i < size(); ++i) {
-    const Unit& u = units_[i];
-    if (u.state == State::kInUse || u.state == State::kGathering ||
-        (u.state == State::kIdle && u.reshard_after_forward))
+  for (int i = 0; i < size(); ++i)
+    if (units_[i].state == State::kInUse || units_[i].state == State::kGathering)
       bytes += full_bytes(i);
-  }
   return bytes;
 }
 
@@ -198,9 +195,8 @@ void GatherSchedule::begin_backward(std::vector<PlanItem> plan, bool reduces) {
 
 // The unit's first planned scope that was not reached yet; null if the plan has none.
 GatherSchedule::Planned* GatherSchedule::touch(int unit) {
-  const auto is_it = [&](const Planned& p) { return p.unit == unit && !p.done; };
-  auto item = std::find_if(plan_.begin() + (plan_at_ + 1), plan_.end(), is_it);
-  if (item == plan_.end()) item = std::ranges::find_if(plan_, is_it);
+  const auto item =
+      std::ranges::find_if(plan_, [&](const Planned& p) { return p.unit == unit && !p.done; });
   if (item == plan_.end()) return nullptr;
   item->done = true;
   plan_at_ = int(item - plan_.begin());
@@ -246,8 +242,9 @@ const GatherSchedule::Steps& GatherSchedule::enter(int unit) {
     return steps_;
   }
   const Planned* item = touch(unit);
-  const bool wanted = !item || item->gather || u.state != State::kSharded;
-  const bool pins = u.gathers && wanted;
+  // Without a gather, what is full is used, and what is under way is for a later scope.
+  const bool full = u.state == State::kInUse || u.state == State::kIdle;
+  const bool pins = u.gathers && (!item || item->gather || full);
   if (pins) {
     acquire(unit);
     ++u.backward_pins;

@@ -647,6 +647,50 @@ TEST(GatherSchedule, UnitsThatBackwardDoesNotRead) {
   run.expect_all(State::kSharded);
 }
 
+TEST(GatherSchedule, GatheredAheadForALaterScopeOfTheUnitThatIsLeft) {
+  std::vector<ScheduledUnit> units = blocks(2);
+  units[1].gathers = false;
+  Training run(units);
+  run.schedule.begin_backward({{2}, {0, false}, {1}, {0}});
+  run.apply("", run.schedule.enter(2));
+  run.apply("", run.schedule.enter(0));
+  EXPECT_EQ(run.schedule.state(0), State::kGathering);
+  run.apply("", run.schedule.leave(0));
+  EXPECT_EQ(run.schedule.state(0), State::kGathering);
+  EXPECT_EQ(run.take({Kind::kGather, Kind::kRelease}), (Lines{"gather r", "gather 0"}));
+}
+
+TEST(GatherSchedule, SkippedScopes) {
+  Training run(blocks(3, false));
+  run.forward(model(3));
+  run.apply("", run.schedule.reshard(1));
+  run.log.clear();
+  run.schedule.begin_backward({{3}, {2}, {1}, {0}});
+  run.apply("", run.schedule.enter(3));
+  run.apply("", run.schedule.skip(2));  // idle: released
+  EXPECT_EQ(run.take({Kind::kRelease, Kind::kPost}), (Lines{"post 2", "release 2"}));
+  run.apply("", run.schedule.skip(1));  // sharded: nothing
+  EXPECT_EQ(run.take({Kind::kRelease, Kind::kPost}), Lines{});
+  run.apply("", run.schedule.enter(0));
+  run.apply("", run.schedule.leave(0));
+  run.apply("", run.schedule.leave(3));
+  run.apply("", run.schedule.end_backward());
+  EXPECT_EQ(run.schedule.counts().gathers, 4);
+
+  // Gathered ahead: stays to the end.
+  Training ahead(blocks(3));
+  ahead.forward(model(3));
+  ahead.schedule.begin_backward({{3}, {2}, {1}, {0}});
+  ahead.apply("", ahead.schedule.enter(3));
+  ahead.log.clear();
+  ahead.apply("", ahead.schedule.skip(2));
+  EXPECT_TRUE(ahead.log.empty());
+  ahead.apply("", ahead.schedule.leave(3));
+  ahead.apply("", ahead.schedule.end_backward());
+  ahead.expect_all(State::kSharded);
+  EXPECT_EQ(ahead.schedule.counts().mispredicted, 2) << "2, and 1 after the root was left";
+}
+
 TEST(GatherSchedule, OneRankGathersNothing) {
   std::vector<ScheduledUnit> units = blocks(3);
   for (auto& u : units) u.gathers = false;
