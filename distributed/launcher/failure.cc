@@ -1,0 +1,76 @@
+#include "distributed/launcher/failure.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <set>
+#include <tuple>
+
+#include "core/error.h"
+
+namespace sherd::dist {
+namespace {
+
+// Whether the error blames another of the failed ranks: "rank 1 left the group".
+bool names_other(const RankEnd& end, const std::set<int>& failed) {
+  const std::string& text = end.error;
+  const std::string word = "rank ";
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    size_t digit = at + word.size();
+    int rank = 0;
+    size_t digits = 0;
+    for (;
+         digit < text.size() && std::isdigit(static_cast<unsigned char>(text[digit])) && digits < 8;
+         ++digit, ++digits) {
+      rank = rank * 10 + (text[digit] - '0');
+    }
+    if (digits > 0 && rank != end.rank && failed.contains(rank)) return true;
+  }
+  return false;
+}
+
+// An uncaught exception or a failed assertion ends in SIGABRT: a report of its own, as an exit
+// code.
+bool was_struck_down(const RankEnd& end) { return end.signal != 0 && end.signal != SIGABRT; }
+
+}  // namespace
+
+std::vector<RankEnd> failures_by_cause(std::vector<RankEnd> ends) {
+  std::erase_if(ends, [](const RankEnd& end) { return !end.failed(); });
+  std::set<int> failed;
+  for (const RankEnd& end : ends) failed.insert(end.rank);
+  std::stable_sort(ends.begin(), ends.end(), [&](const RankEnd& a, const RankEnd& b) {
+    return std::tuple(!was_struck_down(a), names_other(a, failed)) <
+           std::tuple(!was_struck_down(b), names_other(b, failed));
+  });
+  return ends;
+}
+
+std::string describe(const RankEnd& end, const std::string& host) {
+  std::string text = concat("rank ", end.rank, ": ");
+  text += end.signal != 0 ? "killed by " + signal_name(end.signal)
+                          : concat("exit code ", end.exit_code);
+  if (!end.error.empty()) text += ": " + end.error;
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f", end.seconds);
+  text += concat("\n    pid ", end.pid, " on ", host, ", local rank ", end.local_rank, ", ",
+                 seconds, " s after the start");
+  // torchrun's notation, which its users look for.
+  if (end.signal != 0) text += concat(", exit code -", end.signal);
+  return text;
+}
+
+int launcher_exit_code(const RankEnd& cause) {
+  if (cause.signal != 0) return 128 + cause.signal;
+  return cause.exit_code <= 125 ? cause.exit_code : 1;
+}
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name ? std::string("SIG") + name : concat("signal ", signal);
+}
+
+}  // namespace sherd::dist
