@@ -29,7 +29,20 @@ class Generator {
   State state_;
 };
 
-Generator& default_generator();  // the current context's
+// This thread's innermost GeneratorGuard's, else the current context's.
+Generator& default_generator();
 void manual_seed(uint64_t seed);
+
+// For the scope, this thread draws from `generator`: a loader's worker gives each sample its own.
+class GeneratorGuard {
+ public:
+  explicit GeneratorGuard(Generator& generator);
+  ~GeneratorGuard();
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
+
+ private:
+  Generator* before_;
+};
 
 }  // namespace sherd
