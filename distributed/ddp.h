@@ -97,6 +97,7 @@ class DistributedDataParallel {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_); }
   int num_buckets() const { return reducer_->num_buckets(); }
+  const std::shared_ptr<dist::DdpReducer>& reducer() const { return reducer_; }
 
  private:
   M* module_;

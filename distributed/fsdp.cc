@@ -1,5 +1,7 @@
 #include "distributed/fsdp.h"
 
+#include <unordered_map>
+
 #include "autograd/grad_mode.h"
 #include "optim/clip_grad.h"
 
@@ -27,27 +29,50 @@ Tensor FsdpModule::clip_grad_norm_(double max_norm, double norm_type) {
   return optim::clip_grad_norm_(parameters(), max_norm, norm_type);
 }
 
+namespace {
+
+struct Place {
+  nn::Slot* slot;
+  const dist::Unit* unit;
+  std::pair<int, int> entry;
+};
+
+// In the order of the module's names, whatever units they are in.
+std::vector<Place> places_of(const dist::Runtime& runtime, const nn::Module& module) {
+  std::unordered_map<nn::Slot*, Place> by_slot;
+  for (auto& u : runtime.units())
+    for (auto place : u->order())
+      for (nn::Slot* s : u->entry(place).slots) by_slot[s] = {s, u.get(), place};
+  std::vector<Place> places;
+  for (nn::Slot* s : module.slots())
+    if (auto it = by_slot.find(s); it != by_slot.end()) places.push_back(it->second);
+  return places;
+}
+
+}  // namespace
+
 void FsdpModule::for_each_full(
     const std::function<Tensor(const std::string&, const Tensor&)>& local,
     const std::function<void(const std::string&, const Tensor&)>& f) {
   const auto r = runtime();
   r->require_idle("reading the full state");
   const bool root = r->group()->rank() == 0;
-  // In the order of the module's names, whatever units they are in.
-  std::vector<std::pair<nn::Slot*, std::pair<const dist::Unit*, std::pair<int, int>>>> places;
-  for (auto& u : r->units())
-    for (auto place : u->order())
-      for (nn::Slot* s : u->entry(place).slots) places.push_back({s, {u.get(), place}});
-  for (nn::Slot* slot : module_->slots()) {
-    if (slot->is_buffer) continue;
-    for (auto& [s, where] : places) {
-      if (s != slot) continue;
-      const dist::Unit::Entry& e = where.first->entry(where.second);
-      const Tensor whole = where.first->collect(e, local(slot->full_name(), e.local), 0);
-      if (root) f(slot->full_name(), whole);
-      break;
-    }
+  for (const Place& p : places_of(*r, *module_)) {
+    const dist::Unit::Entry& e = p.unit->entry(p.entry);
+    const std::string name = p.slot->full_name();
+    const Tensor whole = p.unit->collect(e, local(name, e.local), 0);
+    if (root) f(name, whole);
   }
+}
+
+std::vector<FsdpModule::Part> FsdpModule::parts() const {
+  std::vector<Part> result;
+  const auto r = runtime();
+  for (const Place& p : places_of(*r, *module_)) {
+    const dist::Unit::Entry& e = p.unit->entry(p.entry);
+    result.push_back({p.slot->full_name(), e.shape, e.owned.lo, e.owned.hi, e.local});
+  }
+  return result;
 }
 
 void FsdpModule::for_each_full_parameter(
@@ -62,40 +87,21 @@ nn::StateDict FsdpModule::full_state_dict() {
   return d;
 }
 
-std::vector<nn::ExpectedTensor> FsdpModule::full_shapes() const {
-  std::vector<nn::ExpectedTensor> shapes;
-  for (auto& u : runtime()->units())
-    for (auto place : u->order()) {
-      const dist::Unit::Entry& e = u->entry(place);
-      for (nn::Slot* s : e.slots) shapes.push_back({s->full_name(), e.shape});
-    }
-  return shapes;
-}
-
-void FsdpModule::load_parts(
-    const std::function<void(const std::string&, int64_t, int64_t, const Tensor&)>& read) {
-  const auto r = runtime();
-  r->require_idle("loading");
-  NoGrad off;
-  for (auto& u : r->units())
-    for (auto place : u->order()) {
-      const dist::Unit::Entry& e = u->entry(place);
-      Tensor part = over_storage(e.local.storage(), {e.owned.numel()}, e.local.dtype(), e.owned.at);
-      read(e.name, e.owned.lo, e.owned.hi, part);
-      e.local.bump_version();
-    }
-}
-
 nn::LoadResult FsdpModule::load_full_state_dict(const nn::StateDict& state, bool strict) {
-  std::vector<nn::ExpectedTensor> found;
+  runtime()->require_idle("loading");
+  std::vector<nn::ExpectedTensor> expected, found;
+  const std::vector<Part> mine = parts();
+  for (auto& p : mine) expected.push_back({p.name, p.full_shape});
   for (auto& [name, t] : state) found.push_back({name, t.sizes()});
-  nn::LoadResult result = nn::check_state("load_full_state_dict", full_shapes(), found, strict);
-  load_parts([&](const std::string& name, int64_t begin, int64_t end, const Tensor& to) {
-    const Tensor* t = state.find(name);
-    if (!t) return;
-    const Tensor c = contiguous_raw(*t);
-    copy_raw(to, c.as_strided_raw({end - begin}, {1}, c.storage_offset() + begin));
-  });
+  nn::LoadResult result = nn::check_state("load_full_state_dict", expected, found, strict);
+  NoGrad off;
+  for (auto& p : mine)
+    if (const Tensor* t = state.find(p.name)) {
+      const Tensor c = contiguous_raw(*t);
+      Tensor to = p.parameter;
+      to.copy_(c.as_strided_raw({p.end - p.begin}, {1}, c.storage_offset() + p.begin)
+                   .reshape(to.sizes()));
+    }
   return result;
 }
 

@@ -67,11 +67,14 @@ class FsdpModule {
   // Every rank gives the whole state and keeps its part. One Error lists all names that are missing, unexpected or
   // misshapen.
   nn::LoadResult load_full_state_dict(const nn::StateDict& state, bool strict = true);
-  // Each rank fetches only its part: read(name, begin, end, to) writes elements [begin, end) of the flattened parameter.
-  void load_parts(const std::function<void(const std::string& name, int64_t begin, int64_t end,
-                                           const Tensor& to)>& read);
-  // Full shapes by name, for checks.
-  std::vector<nn::ExpectedTensor> full_shapes() const;
+  // What this rank holds of each parameter, in the order of the model's names; tied ones under each name.
+  struct Part {
+    std::string name;
+    Dims full_shape;
+    int64_t begin, end;  // elements of the flattened parameter
+    Tensor parameter;    // the one that the optimizer steps
+  };
+  std::vector<Part> parts() const;
 
   void unshard();  // gathers all units now, until the next release
   void reshard();

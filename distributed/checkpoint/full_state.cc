@@ -1,0 +1,288 @@
+#include "distributed/checkpoint/full_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "autograd/grad_mode.h"
+#include "core/safetensors.h"
+
+namespace sherd::dist {
+namespace {
+
+int size_of_group(const Group& g) { return g ? g->size() : 1; }
+
+std::string broadcast_text(const Group& group, std::string text) {
+  if (size_of_group(group) == 1) return text;
+  Tensor n = tensor<int64_t>({int64_t(text.size())});
+  group->broadcast(n, 0, {.label = "checkpoint"}).wait();
+  Tensor bytes = empty({n.data<int64_t>()[0]}, kUInt8);
+  if (group->rank() == 0) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
+  group->broadcast(bytes, 0, {.label = "checkpoint"}).wait();
+  return {reinterpret_cast<const char*>(bytes.data<uint8_t>()), size_t(bytes.numel())};
+}
+
+// Runs `f` on rank 0; what it throws is thrown on every rank.
+void on_rank0(const ModelState& model, const std::function<void()>& f) {
+  std::string error;
+  if (model.is_rank0()) {
+    try {
+      f();
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+  }
+  error = broadcast_text(model.group(), error);
+  if (!error.empty()) throw Error(error);
+}
+
+// Throws on all ranks if any rank has an error: the lowest rank's.
+void agree(const Group& group, const std::string& error) {
+  const int w = size_of_group(group);
+  if (w == 1) {
+    if (!error.empty()) throw Error(error);
+    return;
+  }
+  Tensor failed = tensor<int64_t>({error.empty() ? int64_t(w) : int64_t(group->rank())});
+  group->all_reduce(failed, ReduceOp::kMin, {.label = "checkpoint"}).wait();
+  const int first = int(failed.data<int64_t>()[0]);
+  if (first == w) return;
+  Tensor n = tensor<int64_t>({int64_t(error.size())});
+  group->broadcast(n, first, {.label = "checkpoint"}).wait();
+  Tensor bytes = zeros({n.data<int64_t>()[0]}, kUInt8);
+  if (group->rank() == first) std::copy(error.begin(), error.end(), bytes.data<uint8_t>());
+  group->broadcast(bytes, first, {.label = "checkpoint"}).wait();
+  throw Error(
+      std::string(reinterpret_cast<const char*>(bytes.data<uint8_t>()), size_t(bytes.numel())));
+}
+
+// A writer that keeps quiet after its first error, so that the collectives around it go on to their end.
+class QuietWriter {
+ public:
+  template <class F>
+  void run(F f) {
+    if (!error_.empty()) return;
+    try {
+      f();
+    } catch (const std::exception& e) {
+      error_ = e.what();
+    }
+  }
+  const std::string& error() const { return error_; }
+
+ private:
+  std::string error_;
+};
+
+// Elements [begin, end) of a stored tensor into `to`, converted.
+void read_into(const SafetensorsReader& file, const std::string& name, int64_t begin, int64_t end,
+               const Tensor& to) {
+  const SafetensorsReader::Info& info = file.info(name);
+  Tensor values = empty({end - begin}, info.dtype);
+  if (values.numel()) file.read_range(name, begin, end, values.bytes());
+  NoGrad off;
+  Tensor target = to;
+  target.copy_(values.reshape(to.sizes()));
+}
+
+std::vector<nn::ExpectedTensor> stored_shapes(const SafetensorsReader& file) {
+  std::vector<nn::ExpectedTensor> found;
+  for (auto& t : file.tensors()) found.push_back({t.name, t.shape});
+  return found;
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+ModelState::ModelState(FsdpModule& fsdp)
+    : fsdp_(&fsdp), group_(fsdp.runtime()->group()), parts_(fsdp.parts()) {}
+
+ModelState::ModelState(nn::Module& module, Group group) : group_(std::move(group)) {
+  module.materialize();
+  for (nn::Slot* s : module.slots())
+    if (!s->is_buffer && s->tensor.defined())
+      parts_.push_back({s->full_name(), s->tensor.sizes(), 0, s->tensor.numel(), s->tensor});
+}
+
+void ModelState::for_each_full(const Local& local, const Whole& f) {
+  if (!fsdp_) {
+    if (!is_rank0()) return;
+    for (auto& p : parts_) f(p.name, local(p).detach());
+    return;
+  }
+  std::unordered_map<std::string, const Part*> by_name;
+  for (auto& p : parts_) by_name[p.name] = &p;
+  fsdp_->for_each_full(
+      [&](const std::string& name, const Tensor&) { return local(*by_name.at(name)); }, f);
+}
+
+// ---- weights
+FileSummary save_weights(const std::string& path, ModelState& model) {
+  std::unique_ptr<SafetensorsWriter> writer;
+  FileSummary summary;
+  QuietWriter quiet;
+  if (model.is_rank0())
+    quiet.run([&] {
+      std::vector<SafetensorsWriter::Entry> entries;
+      for (auto& p : model.parts()) entries.push_back({p.name, kFloat32, p.full_shape});
+      writer = std::make_unique<SafetensorsWriter>(path, std::move(entries),
+                                                   SafetensorsMetadata{{"format", "pt"}});
+    });
+  model.for_each_full([](const ModelState::Part& p) { return p.parameter.detach(); },
+                      [&](const std::string&, const Tensor& values) {
+                        quiet.run([&] { writer->append(to_raw(values, kFloat32)); });
+                      });
+  if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
+  writer.reset();
+  on_rank0(model, [&] {
+    if (!quiet.error().empty()) throw Error(quiet.error());
+  });
+  return summary;
+}
+
+void load_weights(const std::string& path, ModelState& model) {
+  std::unique_ptr<SafetensorsReader> file;
+  agree(model.group(), error_of([&] {
+          file = std::make_unique<SafetensorsReader>(path);
+          std::vector<nn::ExpectedTensor> expected;
+          for (auto& p : model.parts()) expected.push_back({p.name, p.full_shape});
+          nn::check_state("load " + path, expected, stored_shapes(*file), true);
+        }));
+  agree(model.group(), error_of([&] {
+          for (auto& p : model.parts()) read_into(*file, p.name, p.begin, p.end, p.parameter);
+        }));
+}
+
+// ---- optimizer
+FileSummary save_optimizer(const std::string& path, ModelState& model,
+                           const optim::Optimizer& optimizer) {
+  const nn::StateDict state = optimizer.state_dict();
+  const auto& parts = model.parts();
+  // A rank that holds nothing of a parameter has never stepped it: what a parameter's state consists of, and its number
+  // of steps, is agreed first.
+  const int64_t n = int64_t(parts.size());
+  Tensor steps = zeros({n}, kInt64), groups = zeros({n}, kInt64);
+  std::set<std::string> kinds;
+  for (int64_t i = 0; i < n; ++i) {
+    const std::string prefix = "state." + parts[i].name + ".";
+    if (const Tensor* s = state.find(prefix + "step"))
+      steps.data<int64_t>()[i] = s->item<int64_t>();
+    if (const Tensor* g = state.find(prefix + "group"))
+      groups.data<int64_t>()[i] = g->item<int64_t>();
+    for (auto& [name, t] : state)
+      if (name.starts_with(prefix) && name != prefix + "step" &&
+          name != prefix + "group")
+        kinds.insert(name.substr(prefix.size()));
+  }
+  if (size_of_group(model.group()) > 1)
+    for (auto& t : {steps, groups})
+      model.group()->all_reduce(t, ReduceOp::kMax, {.label = "save optimizer"}).wait();
+  std::string text;
+  for (auto& k : kinds) text += k + "\n";
+  text = broadcast_text(model.group(), text);
+  std::vector<std::string> names;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    names.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+
+  std::unique_ptr<SafetensorsWriter> writer;
+  FileSummary summary;
+  QuietWriter quiet;
+  std::vector<std::pair<std::string, Tensor>> scalars;
+  for (int64_t i = 0; i < n; ++i) {
+    const std::string prefix = "state." + parts[i].name + ".";
+    scalars.emplace_back(prefix + "group",
+                         tensor<int64_t>(std::span(groups.data<int64_t>() + i, 1), {}));
+    if (steps.data<int64_t>()[i] > 0)
+      scalars.emplace_back(prefix + "step",
+                           tensor<int64_t>(std::span(steps.data<int64_t>() + i, 1), {}));
+  }
+  for (auto& [name, t] : state)
+    if (name.starts_with("param_groups.")) scalars.emplace_back(name, t);
+  auto stepped = [&](int64_t i) { return steps.data<int64_t>()[i] > 0; };
+  if (model.is_rank0())
+    quiet.run([&] {
+      std::vector<SafetensorsWriter::Entry> entries;
+      for (auto& [name, t] : scalars) entries.push_back({name, t.dtype(), t.sizes()});
+      for (auto& kind : names)
+        for (int64_t i = 0; i < n; ++i)
+          if (stepped(i)) {
+            const Tensor* mine = state.find("state." + parts[i].name + "." + kind);
+            const DType d = mine                                     ? mine->dtype()
+                            : parts[i].parameter.dtype() == kFloat64 ? kFloat64
+                                                                     : kFloat32;
+            entries.push_back({"state." + parts[i].name + "." + kind, d, parts[i].full_shape});
+          }
+      writer = std::make_unique<SafetensorsWriter>(path, std::move(entries));
+      for (auto& [name, t] : scalars) writer->append(t);
+    });
+  std::unordered_map<std::string, int64_t> index;
+  for (int64_t i = 0; i < n; ++i) index[parts[i].name] = i;
+  for (auto& kind : names)
+    model.for_each_full(
+        [&](const ModelState::Part& p) {
+          const Tensor* t = state.find("state." + p.name + "." + kind);
+          if (t) return t->detach();
+          const DType d = p.parameter.dtype() == kFloat64 ? kFloat64 : kFloat32;
+          return zeros(p.parameter.sizes(), d);
+        },
+        [&](const std::string& name, const Tensor& values) {
+          if (stepped(index.at(name))) quiet.run([&] { writer->append(values); });
+        });
+  if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
+  writer.reset();
+  on_rank0(model, [&] {
+    if (!quiet.error().empty()) throw Error(quiet.error());
+  });
+  return summary;
+}
+
+void load_optimizer(const std::string& path, ModelState& model, optim::Optimizer& optimizer) {
+  agree(model.group(), error_of([&] {
+          SafetensorsReader file(path);
+          std::unordered_map<std::string, const ModelState::Part*> by_name;
+          std::vector<nn::ExpectedTensor> expected, found;
+          for (auto& p : model.parts()) by_name[p.name] = &p;
+          nn::StateDict state;
+          for (auto& info : file.tensors()) {
+            const std::string& name = info.name;
+            if (!name.starts_with("state.")) {
+              state.set(name, file.read(name));
+              continue;
+            }
+            const size_t dot = name.rfind('.');
+            const std::string parameter = name.substr(6, dot - 6), kind = name.substr(dot + 1);
+            auto it = by_name.find(parameter);
+            if (it == by_name.end() || kind == "step" || kind == "group") {
+              // A rank without elements of the parameter has no state of it, and never will.
+              if (it != by_name.end() && kind == "step" && it->second->begin == it->second->end)
+                continue;
+              state.set(name, file.read(name));
+              continue;
+            }
+            const ModelState::Part& p = *it->second;
+            expected.push_back({name, p.full_shape});
+            found.push_back({name, info.shape});
+            if (!(info.shape == p.full_shape) || p.begin == p.end) continue;
+            Tensor part = empty(p.parameter.sizes(), info.dtype);
+            file.read_range(name, p.begin, p.end, part.bytes());
+            state.set(name, part);
+          }
+          nn::check_state("load " + path, expected, found, true);
+          optimizer.load_state_dict(state);
+        }));
+}
+
+}  // namespace sherd::dist
