@@ -1,0 +1,50 @@
+// The flags of big_model.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace examples {
+
+struct Options {
+  // ---- how it runs
+  std::string nproc_per_node = "";  // empty: 2 on this machine, unless a launcher started this process
+  int threads = 0;                  // a rank's; 0: OMP_NUM_THREADS, or cores / ranks
+  uint64_t seed = 0;
+  std::string strategy = "full_shard";
+  int64_t wrap_min_params = 0;  // 0: a unit a block
+  std::string precision = "fp32";
+  // ---- the model
+  std::string preset = "laptop";
+  int64_t layers = 4, dim = 256, ff_dim = 1024, heads = 8, vocab_size = 2048, seq_len = 128;
+  bool causal = true;
+  bool activation_checkpointing = false;
+  // ---- training
+  int64_t batch_size = 8;  // sequences a rank and micro-batch
+  int64_t accumulate = 1, steps = 400;
+  double lr = 1e-3, min_lr = 1e-4, beta1 = 0.9, beta2 = 0.999, weight_decay = 0.01, max_norm = 1.0;
+  int64_t warmup_steps = 40;
+  std::string schedule = "cosine";
+  // ---- data
+  std::vector<std::string> data, val_data;
+  std::string tokenizer = "bpe";
+  bool shuffle = true;
+  int64_t eval_interval = 100;
+  // ---- sampling
+  std::string prompt = "In the beginning";
+  int64_t max_new_tokens = 120;
+  double temperature = 0.8;
+  int64_t top_k = 40;
+  // ---- files
+  std::string checkpoint_dir = "";  // empty: one of this run in the cache folder, if it saves
+  int64_t save_interval = 200;
+  bool resume = false, overwrite = false;
+  std::string init_from, save_weights, log_jsonl;
+};
+
+// Parses the command line. Relative paths become absolute, from where the user stands. On --help prints the flags and
+// returns nothing with code 0; on a mistake prints one line and returns nothing with code 2.
+std::optional<Options> parse_options(int argc, char** argv, int& exit_code);
+
+}  // namespace examples
