@@ -56,7 +56,8 @@ TEST(Softmax, IsTheReference) {
         forward(logarithm, d)(x, y);
         const DType compute = d == kFloat64 ? kFloat64 : kFloat32;
         const double t = 64 * epsilon(compute) + epsilon(d);
-        expect_close(y, reference(x, logarithm), t, d == kFloat16 && !logarithm ? 1e-7 : t, name_of(d));
+        expect_close(y, reference(x, logarithm), t, d == kFloat16 && !logarithm ? 1e-7 : t,
+                     name_of(d));
         // From the exact output, so that what backward adds is seen alone.
         const Tensor exact = from_values(reference(x, logarithm), {rows, n}, compute);
         backward(logarithm, d)(g, exact, dx);
