@@ -24,8 +24,7 @@ void Adam::update(size_t group, const Tensor& param, const Tensor& grad, State& 
                   GradientScaling scaling) {
   const AdamOptions& o = param_groups()[group];
   for (size_t i = 0; i < state_names().size(); ++i)
-    if (needs_state(group, i) && !state.tensors[i].defined())
-      state.tensors[i] = make_state(param);
+    if (needs_state(group, i) && !state.tensors[i].defined()) state.tensors[i] = make_state(param);
   scaling.maximize = o.maximize;
   const double t = double(state.step);
   const AdamStep step{.lr = o.lr,

@@ -37,7 +37,8 @@ void Partial::all_reduce() {
   else
     shard->sum_exact(values);
   copy_raw(sum.state(), state);
-  for (int d = 0; d < kDTypes; ++d) gradients[d] = counts.as_strided_raw({}, {}, n + d).item<int64_t>();
+  for (int d = 0; d < kDTypes; ++d)
+    gradients[d] = counts.as_strided_raw({}, {}, n + d).item<int64_t>();
 }
 
 std::string name_of(const Tensor& p, size_t i) {
@@ -118,8 +119,7 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& params, double max_norm, doubl
 }
 
 void clip_grad_value_(const std::vector<Tensor>& params, double clip_value) {
-  if (!(clip_value >= 0))
-    fail("[clip_grad_value] clip_value must be at least 0, got ", clip_value);
+  if (!(clip_value >= 0)) fail("[clip_grad_value] clip_value must be at least 0, got ", clip_value);
   NoGrad off;
   for (size_t i = 0; i < params.size(); ++i)
     if (Tensor g = gradient("clip_grad_value", params[i], i); g.defined())

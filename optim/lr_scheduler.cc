@@ -34,8 +34,9 @@ void LRScheduler::apply(int64_t t) {
 void LRScheduler::step() { step(last_epoch_ + 1); }
 void LRScheduler::step(int64_t epoch) {
   if (!optimizer_->claim_schedule(token_))
-    fail("[lr_scheduler] another scheduler steps this optimizer already, and the later one would "
-         "overwrite its lr: combine the two by SequentialLR or LambdaLR");
+    fail(
+        "[lr_scheduler] another scheduler steps this optimizer already, and the later one would "
+        "overwrite its lr: combine the two by SequentialLR or LambdaLR");
   apply(epoch);
 }
 
@@ -58,13 +59,11 @@ void LRScheduler::load_state_dict(const nn::StateDict& state) {
   const auto groups = int64_t(optimizer_->num_groups());
   std::vector<nn::ExpectedTensor> found;
   for (auto& [name, t] : state) found.push_back({name, t.sizes()});
-  nn::check_state("load_state_dict",
-                  {{"last_epoch", {}}, {"base_lrs", {groups}}}, found, true);
+  nn::check_state("load_state_dict", {{"last_epoch", {}}, {"base_lrs", {groups}}}, found, true);
   const Tensor lrs = contiguous_raw(to_raw(state.at("base_lrs"), kFloat64));
   const int64_t t = state.at("last_epoch").item<int64_t>();
   require(t >= 0, "load_state_dict", "last_epoch is negative");
-  for (int64_t g = 0; g < groups; ++g)
-    optimizer_->set_initial_lr(size_t(g), lrs.data<double>()[g]);
+  for (int64_t g = 0; g < groups; ++g) optimizer_->set_initial_lr(size_t(g), lrs.data<double>()[g]);
   apply(t);
 }
 
@@ -76,7 +75,8 @@ LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<Lambda> by_group)
   start();
 }
 double LambdaLR::lr_at(int64_t t, size_t group) const {
-  return base_lr(group) * lambdas_[lambdas_.size() == 1 ? 0 : std::min(group, lambdas_.size() - 1)](t);
+  return base_lr(group) *
+         lambdas_[lambdas_.size() == 1 ? 0 : std::min(group, lambdas_.size() - 1)](t);
 }
 
 StepLR::StepLR(Optimizer& optimizer, const StepOptions& options)
@@ -191,7 +191,8 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleOptions& options)
   start();
 }
 double OneCycleLR::max_lr(size_t group) const {
-  return options_.max_lr[options_.max_lr.size() == 1 ? 0 : std::min(group, options_.max_lr.size() - 1)];
+  return options_
+      .max_lr[options_.max_lr.size() == 1 ? 0 : std::min(group, options_.max_lr.size() - 1)];
 }
 double OneCycleLR::at(int64_t t, std::array<double, 3> places, bool momentum) const {
   if (t > options_.total_steps)

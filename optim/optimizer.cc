@@ -74,7 +74,7 @@ void Optimizer::add_parameters(const std::vector<Tensor>& params,
       fail("[optimizer] parameter ", entries_.size() + i, " is an undefined tensor");
     e.param = params[i], e.group = num_groups_;
     if (!names.empty()) e.name = names[i];
-    const std::string name = e.name.empty() ? name_of(e) : e.name;
+    const std::string name = name_of(e, entries_.size() + i);
     if (!is_float(e.param.dtype()))
       fail("[optimizer] parameter ", name, " is ", e.param.dtype(),
            ": only floating point tensors can be optimized");
@@ -100,12 +100,13 @@ Tensor Optimizer::make_state(const Tensor& like) {
 
 // ---- names
 std::string Optimizer::name_of(const Entry& e) const {
+  return name_of(e, size_t(&e - entries_.data()));
+}
+std::string Optimizer::name_of(const Entry& e, size_t position) {
   if (!e.name.empty()) return e.name;
   if (auto* meta = autograd::meta_of(e.param); meta && !meta->name.empty()) return meta->name;
   if (auto* shard = nn::shard_info(e.param)) return shard->name();
-  for (size_t i = 0; i < entries_.size(); ++i)
-    if (entries_[i].param.is_same(e.param)) return std::to_string(i);
-  return concat("of shape ", e.param.sizes());
+  return std::to_string(position);
 }
 
 std::vector<std::string> Optimizer::names() const {
@@ -160,8 +161,7 @@ void Optimizer::run(Entry& e, const Tensor& grad, const StepArguments& arguments
 void Optimizer::step(const StepArguments& arguments) {
   for (auto* t : {&arguments.grad_scale, &arguments.found_inf})
     if (t->defined() && t->numel() != 1)
-      fail("[", type(), "] grad_scale and found_inf have one element each, got shape ",
-           t->sizes());
+      fail("[", type(), "] grad_scale and found_inf have one element each, got shape ", t->sizes());
   for (size_t g = 0; g < num_groups_; ++g) check_options(g);
   std::vector<std::pair<Entry*, Tensor>> todo;
   for (auto& e : entries_)
@@ -277,6 +277,10 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     }
     nn::check_state("load_state_dict", expected, found, true);
     for (size_t g = 0; g < num_groups_; ++g) check_options(g);
+    for (auto& name : all)
+      if (const Tensor* step = state.find(state_key(name, "step")); step && step->item() < 0)
+        fail("[load_state_dict] ", state_key(name, "step"), " is ", step->item<int64_t>(),
+             ": a number of steps is not negative");
   } catch (...) {
     restore();
     throw;

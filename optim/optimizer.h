@@ -124,6 +124,7 @@ class Optimizer {
   template <class T>
   T* find_option(size_t group, const char* name) const;
   std::string name_of(const Entry& entry) const;
+  static std::string name_of(const Entry& entry, size_t position);
   std::vector<std::string> names() const;
   void check(const Entry& entry, const Tensor& grad) const;
   void run(Entry& entry, const Tensor& grad, const StepArguments& arguments);

@@ -69,8 +69,11 @@ class WithGroups : public Optimizer {
   void check_options(size_t group) const override { check_options_of(groups_[group]); }
   std::vector<Option> options(size_t group) override {
     std::vector<Option> result;
-    Fields::visit([&](const char* name, auto& value) { result.push_back({name, &value}); },
-                  static_cast<Options&>(groups_[group]));
+    Fields::visit(
+        [&](const char* name, auto& value) {
+          result.push_back({name, &value});
+        },
+        static_cast<Options&>(groups_[group]));
     return result;
   }
 

@@ -5,6 +5,7 @@ namespace sherd::optim {
 void check_options_of(const SgdOptions& o) {
   check_range("sgd", "lr", o.lr, 0);
   check_range("sgd", "momentum", o.momentum, 0);
+  check_range("sgd", "dampening", o.dampening, -std::numeric_limits<double>::infinity());
   check_range("sgd", "weight_decay", o.weight_decay, 0);
   if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
     fail("[sgd] nesterov needs a momentum and no dampening, got momentum ", o.momentum,
@@ -31,8 +32,7 @@ void SGD::update(size_t group, const Tensor& param, const Tensor& grad, State& s
                      .nesterov = o.nesterov,
                      .first = first,
                      .gradient = scaling};
-  sgd_kernel(param.device(), param.dtype())(param, grad, o.momentum != 0 ? buffer : Tensor(),
-                                            step);
+  sgd_kernel(param.device(), param.dtype())(param, grad, o.momentum != 0 ? buffer : Tensor(), step);
 }
 
 }  // namespace sherd::optim
