@@ -24,7 +24,7 @@ class ShardInfo : public Counted {
   // Sums integers over that group, in place: int64 [n], the same on all its ranks after. A
   // collective.
   virtual void sum_exact(const Tensor& values) const = 0;
-  virtual void max(const Tensor& values) const = 0;  // float32 [n]
+  virtual void max(const Tensor& values) const = 0;  // of any dtype, [n]; likewise
 };
 
 // The parameter's; null for one that is whole.

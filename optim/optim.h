@@ -1,0 +1,6 @@
+// All of optim.
+#pragma once
+#include "optim/adamw.h"
+#include "optim/clip_grad.h"
+#include "optim/lr_scheduler.h"
+#include "optim/sgd.h"
