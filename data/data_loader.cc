@@ -198,7 +198,7 @@ class DataLoader::Run {
   }
 
   bool at_end() const {
-    return !superseded_ && (failed_ || position_ == int64_t(job_->batches.size()));
+    return !superseded_ && (ended_ || position_ == int64_t(job_->batches.size()));
   }
 
   Batch& current() {
@@ -211,9 +211,11 @@ class DataLoader::Run {
   void advance() {
     check();
     if (!taken_) take();
+    ended_ = failed_;
+    if (failed_) return;
     taken_ = false;
     made_ = {};
-    if (!failed_) ++position_;
+    ++position_;
   }
 
  private:
@@ -230,7 +232,7 @@ class DataLoader::Run {
     try {
       made_ = threads_.empty() ? make(*job_, position_, [](int64_t) { return true; }) : receive();
       progress_->batches = position_ + 1;
-    } catch (...) {  // no batch, nor an error in its place: the epoch cannot go on
+    } catch (...) {  // no batch, nor an error in its place
       made_.error = std::current_exception();
       failed_ = true;
     }
@@ -301,7 +303,8 @@ class DataLoader::Run {
   int64_t position_ = job_->first;
   Made made_;  // of position_, if taken_
   bool taken_ = false;
-  bool failed_ = false;
+  bool failed_ = false;  // the epoch cannot go on
+  bool ended_ = false;   // and the loop has seen why
   bool superseded_ = false;
 };
 
