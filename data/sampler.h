@@ -1,0 +1,137 @@
+// Samplers: which samples an epoch has, in which order; and, for batch samplers, how they are cut
+// into batches.
+//
+//     data::DistributedSampler sampler(dataset.size(), {.num_replicas = dist::world_size(),
+//                                                       .rank = dist::rank()});
+//     data::DataLoader loader(dataset, {.batch_size = 8, .sampler = &sampler});
+//     for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+//       sampler.set_epoch(epoch);          // left out, the loader goes to the next epoch by itself
+//       for (auto& batch : loader) ...
+//     }
+//
+// Orders are PyTorch's, index for index: a shuffled epoch is torch.randperm with a CPU generator of
+// seed + epoch, which is what torch's DistributedSampler does. A sampler of your own derives from
+// Sampler and says size() and indices().
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace sherd::data {
+
+// The number of the epoch, which samplers of all kinds have.
+class EpochCounter {
+ public:
+  virtual ~EpochCounter() = default;
+  virtual void set_epoch(int64_t epoch);  // at least 0; of the next indices() or batches()
+  virtual int64_t epoch() const { return epoch_; }
+  // How often set_epoch was called: so a loader sees whether somebody did.
+  virtual int64_t times_set() const { return times_set_; }
+  virtual int64_t rank() const { return 0; }  // a worker's seed depends on it
+
+ private:
+  int64_t epoch_ = 0, times_set_ = 0;
+};
+
+class Sampler : public EpochCounter {
+ public:
+  virtual int64_t size() const = 0;                  // number of indices an epoch, on this rank
+  virtual std::vector<int64_t> indices() const = 0;  // of this epoch
+};
+
+// 0, 1, … size - 1.
+class SequentialSampler : public Sampler {
+ public:
+  explicit SequentialSampler(int64_t size);
+  int64_t size() const override { return size_; }
+  std::vector<int64_t> indices() const override;
+
+ private:
+  int64_t size_;
+};
+
+// The given indices, in the same order every epoch.
+class ListSampler : public Sampler {
+ public:
+  explicit ListSampler(std::vector<int64_t> indices) : indices_(std::move(indices)) {}
+  int64_t size() const override { return int64_t(indices_.size()); }
+  std::vector<int64_t> indices() const override { return indices_; }
+
+ private:
+  std::vector<int64_t> indices_;
+};
+
+struct RandomOptions {
+  bool replacement = false;  // draw each index from all, so some come often and some never
+  int64_t num_samples = -1;  // an epoch; -1: the dataset's size. Beyond it, without replacement:
+                             // one permutation after another
+  uint64_t seed = 0;
+};
+
+class RandomSampler : public Sampler {
+ public:
+  explicit RandomSampler(int64_t size, const RandomOptions& options = {});
+  int64_t size() const override { return num_samples_; }
+  std::vector<int64_t> indices() const override;
+
+ private:
+  int64_t size_, num_samples_;
+  RandomOptions options_;
+};
+
+struct DistributedOptions {
+  int64_t num_replicas = 0;  // dist::world_size(); must be given
+  int64_t rank = 0;          // dist::rank()
+  bool shuffle = true;
+  uint64_t seed = 0;  // the same on all ranks
+  // Where num_replicas does not divide the size: by default the first samples are repeated, so that
+  // all ranks have as many. drop_last leaves the last ones out instead; `uneven` does neither, so
+  // each sample is seen once and the first ranks may have one more than the others (for an exact
+  // evaluation whose collectives do not depend on the number of batches).
+  bool drop_last = false;
+  bool uneven = false;
+};
+
+// Every num_replicas-th of the (shuffled) indices, from rank on. The dataset may be smaller than
+// num_replicas: padding repeats it as often as needed.
+class DistributedSampler : public Sampler {
+ public:
+  DistributedSampler(int64_t size, const DistributedOptions& options);
+  int64_t size() const override;
+  int64_t rank() const override { return options_.rank; }
+  std::vector<int64_t> indices() const override;
+
+ private:
+  int64_t size_;
+  DistributedOptions options_;
+};
+
+// Batches of a sampler's indices, batch_size at a time; or a fixed list of batches.
+class BatchSampler : public EpochCounter {
+ public:
+  // The last batch may be smaller, or is left out with drop_last. `sampler` must live as long.
+  BatchSampler(Sampler& sampler, int64_t batch_size, bool drop_last = false);
+  explicit BatchSampler(std::vector<std::vector<int64_t>> batches) : list_(std::move(batches)) {}
+
+  virtual int64_t size() const;  // number of batches an epoch
+  virtual std::vector<std::vector<int64_t>> batches() const;
+
+  // Of the sampler, where there is one.
+  void set_epoch(int64_t epoch) override;
+  int64_t epoch() const override;
+  int64_t times_set() const override;
+  int64_t rank() const override;
+
+ protected:
+  BatchSampler() = default;  // for those that say size() and batches() themselves
+
+ private:
+  Sampler* sampler_ = nullptr;
+  int64_t batch_size_ = 0;
+  bool drop_last_ = false;
+  std::vector<std::vector<int64_t>> list_;
+};
+
+// A permutation of 0 … n - 1: torch.randperm(n, generator=torch.Generator().manual_seed(seed)).
+std::vector<int64_t> random_permutation(int64_t n, uint64_t seed);
+
+}  // namespace sherd::data
