@@ -277,7 +277,8 @@ TEST_F(Ending, SuspendingTheLauncherSuspendsTheRanks) {
                        [&](pid_t pid) { return states.find(state_of(pid)) != std::string::npos; });
   };
   kill(job.pid(), SIGTSTP);
-  EXPECT_TRUE(soon([&] { return all_in("T") && state_of(job.pid()) == 'T'; }));
+  // D: the shell was just starting its next `sleep`, and waits for it to be continued.
+  EXPECT_TRUE(soon([&] { return all_in("TD") && state_of(job.pid()) == 'T'; }));
   kill(job.pid(), SIGCONT);
   EXPECT_TRUE(soon([&] { return all_in("SRD"); }));
   kill(job.pid(), SIGTERM);
