@@ -56,12 +56,13 @@ TEST_F(Ending, TheFailedRankIsNamedAndTheOthersAreEnded) {  // R-007, T-26
 }
 
 TEST_F(Ending, ADeathBySignalOutranksItsPeersErrors) {
-  // Rank 0's error is even seen first.
-  const Result r = run_ranks(
-      3,
-      "if test $RANK = 0; then echo '[all_reduce] connection reset' >&2; exit 1; fi; sleep 0.1; "
-      "if test $RANK = 1; then kill -KILL $$; fi; sleep 0.05; echo '[all_reduce] rank 1 left' >&2; "
-      "exit 1");
+  // Their errors are even seen first.
+  const Result r =
+      run_ranks(3,
+                "if test $RANK = 1; then touch $PIDS/ready; sleep 0.05; kill -KILL $$; fi; "
+                "while ! test -e $PIDS/ready; do sleep 0.01; done; "
+                "if test $RANK = 0; then echo '[all_reduce] connection reset' >&2; "
+                "else echo '[all_reduce] rank 1 left' >&2; fi; exit 1");
   EXPECT_EQ(r.exit_code, 128 + SIGKILL);
   const size_t first = r.err.find("\nrank 1: killed by SIGKILL\n");
   EXPECT_NE(first, std::string::npos) << r.err;
@@ -277,7 +278,8 @@ TEST_F(Ending, SuspendingTheLauncherSuspendsTheRanks) {
                        [&](pid_t pid) { return states.find(state_of(pid)) != std::string::npos; });
   };
   kill(job.pid(), SIGTSTP);
-  EXPECT_TRUE(soon([&] { return all_in("T") && state_of(job.pid()) == 'T'; }));
+  // D: the shell was just starting its next `sleep`, and waits for it to be continued.
+  EXPECT_TRUE(soon([&] { return all_in("TD") && state_of(job.pid()) == 'T'; }));
   kill(job.pid(), SIGCONT);
   EXPECT_TRUE(soon([&] { return all_in("SRD"); }));
   kill(job.pid(), SIGTERM);

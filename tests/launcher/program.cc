@@ -68,6 +68,7 @@ Program::Program(const std::vector<std::string>& argv, const ProgramOptions& opt
     }
     close_range(3, ~0U, 0);
     execve(args[0], args.data(), variables.data());
+    perror(args[0]);  // tests start in their runfiles folder, or are run in bazel-bin
     _exit(127);
   }
 }
