@@ -58,7 +58,6 @@ void Exchange::begin(const CollectiveTag& tag, std::vector<int> partners, TimePo
   partners_ = std::move(partners);
   deadline_ = deadline;
   greeting_due_ = true;
-  for (Peer& p : peers_) p.greeted = false;
 }
 
 bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>& expected) {
@@ -88,18 +87,17 @@ bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>&
 void Exchange::await_greeting(int p) {
   Peer& peer = peers_[p];
   const Message& in = *peer.in[peer.next_in];
-  while (in.buffer->wait_recv(deadline_) < 0) {
-  }
-  std::memcpy(&peer.last, in.storage->data(), sizeof peer.last);
-  peer.greeted = true;
-  CollectiveTag mine;
+  while (!peer.greeted) peer.greeted = in.buffer->wait_recv(deadline_) >= 0;
+  CollectiveTag mine, theirs;
   std::memcpy(&mine, peer.out->storage->data(), sizeof mine);
-  if (!difference(mine, peer.last).empty()) throw TagMismatch(mine, peer.last, p);
+  std::memcpy(&theirs, in.storage->data(), sizeof theirs);
+  if (!difference(mine, theirs).empty()) throw TagMismatch(mine, theirs, p);
 }
 
 void Exchange::reopen() {
   for (int p : partners_) {
     Peer& peer = peers_[p];
+    peer.greeted = false;
     peer.in[peer.next_in]->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
     peer.next_in ^= 1;
   }
@@ -260,6 +258,19 @@ std::vector<int> Exchange::lost_peers() {
     }
   }
   return lost;
+}
+
+std::optional<CollectiveTag> Exchange::goodbye_of(int p) {
+  Peer& peer = peers_[p];
+  const Message& in = *peer.in[peer.next_in];
+  CollectiveTag tag;
+  try {  // the connection is broken: this has come, or fails
+    if (!peer.greeted) peer.greeted = in.buffer->wait_recv(TimePoint::max()) >= 0;
+    if (peer.greeted) std::memcpy(&tag, in.storage->data(), sizeof tag);
+  } catch (const Error&) {
+  }
+  if (tag.kind != CollectiveKind::kLeave) return {};
+  return tag;
 }
 
 }  // namespace sherd::dist

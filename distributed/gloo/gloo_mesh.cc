@@ -9,6 +9,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -54,7 +55,7 @@ std::shared_ptr<tp::Device> device_at(const std::string& address) {
 Milliseconds until(TimePoint deadline) {
   using namespace std::chrono;
   const auto left = ceil<Milliseconds>(deadline - steady_clock::now());
-  return std::clamp(left, Milliseconds(1), Milliseconds(hours(100)));
+  return std::clamp(left, Milliseconds(1), Milliseconds(hours(24 * 365)));
 }
 
 [[noreturn]] void rethrow(const std::exception& e, TimePoint deadline = TimePoint::max()) {
@@ -157,8 +158,7 @@ class GlooMesh : public Mesh {
 
   // A wait whose time is up is the one way that Gloo's interface has to fail what is pending.
   void close() override {
-    if (closed_) return;
-    closed_ = true;
+    if (closed_.exchange(true)) return;
     char byte = 0;
     try {
       context_->createUnboundBuffer(&byte, 1)->waitRecv(nullptr, Milliseconds(0));
@@ -187,7 +187,7 @@ class GlooMesh : public Mesh {
   std::shared_ptr<tp::Device> device_;
   std::shared_ptr<tp::Context> context_;
   int rank_, size_;
-  bool closed_ = false;
+  std::atomic<bool> closed_ = false;
 };
 
 }  // namespace
