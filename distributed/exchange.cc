@@ -46,9 +46,10 @@ void Exchange::open() {
     if (p == rank_) continue;
     Peer& peer = peers_[p];
     peer.out = std::make_unique<Message>(*mesh_);
-    for (auto& in : peer.in) {
-      in = std::make_unique<Message>(*mesh_);
-      in->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
+    for (int i : {0, 1}) {
+      peer.in[i] = std::make_unique<Message>(*mesh_);
+      peer.in[i]->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
+      peer.posted[i] = true;
     }
   }
 }
@@ -64,7 +65,6 @@ bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>&
   if (!std::exchange(greeting_due_, false)) return false;
   for (int p : partners_) {
     Peer& peer = peers_[p];
-    if (std::exchange(peer.sending, false)) peer.out->buffer->wait_send(deadline_);
     static const Parts none;
     const Parts& parts = out.empty() ? none : out[p];
     CollectiveTag tag = tag_;
@@ -78,7 +78,6 @@ bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>&
         end += part.bytes();
       }
     }
-    peer.sending = true;
     peer.out->buffer->send(p, kTagChannel, 0, end - peer.out->storage->data());
   }
   return true;
@@ -97,8 +96,9 @@ void Exchange::await_greeting(int p) {
 void Exchange::reopen() {
   for (int p : partners_) {
     Peer& peer = peers_[p];
-    peer.greeted = false;
+    peer.greeted = peer.posted[peer.next_in] = false;
     peer.in[peer.next_in]->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
+    peer.posted[peer.next_in] = true;
     peer.next_in ^= 1;
   }
 }
@@ -218,6 +218,7 @@ void Exchange::reduce_chunks(const Parts& mine, const Parts& to, ReduceOp op) {
 void Exchange::end() {
   for (Pending& s : sends_)
     for (int i = 0; i < s.count; ++i) s.buffer->wait_send(deadline_);
+  for (int p : partners_) peers_[p].out->buffer->wait_send(deadline_);
   drop();
 }
 
@@ -247,21 +248,9 @@ void Exchange::drop() {
   held_.clear();
 }
 
-std::vector<int> Exchange::lost_peers() {
-  std::vector<int> lost;
-  for (int p = 0; p < int(peers_.size()); ++p) {
-    try {
-      for (auto& in : peers_[p].in)
-        if (in) in->buffer->check_recv();
-    } catch (const ConnectionLost&) {
-      lost.push_back(p);
-    }
-  }
-  return lost;
-}
-
 std::optional<CollectiveTag> Exchange::goodbye_of(int p) {
   Peer& peer = peers_[p];
+  if (!peer.posted[peer.next_in]) return {};
   const Message& in = *peer.in[peer.next_in];
   CollectiveTag tag;
   try {  // the connection is broken: this has come, or fails

@@ -75,8 +75,6 @@ class Exchange {
   // Forgets what a failed collective left. The mesh must be closed.
   void drop();
 
-  // Ranks whose connection is broken. Never blocks.
-  std::vector<int> lost_peers();
   // Of a lost peer: did it say goodbye? Then the tag that it said it with.
   std::optional<CollectiveTag> goodbye_of(int peer);
 
@@ -85,8 +83,8 @@ class Exchange {
   struct Peer {
     std::unique_ptr<Message> out, in[2];
     int next_in = 0;
-    bool sending = false;
     bool greeted = false;  // its next tag has come, and was not used yet
+    bool posted[2] = {};   // the receives of in[0] and in[1]
   };
 
   // Begins a phase: true if it is the greeting, of which the tags say what is sent and expected.

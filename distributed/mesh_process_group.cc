@@ -210,14 +210,14 @@ std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds tim
 }
 
 std::string MeshProcessGroup::explain_lost(const FailureRecord::Where& here) {
-  const std::vector<int> lost = exchange_.lost_peers();
-  for (int p : lost)
-    if (const auto tag = exchange_.goodbye_of(p))
-      return record_.of_text(concat("group '", name_, "': rank ", ranks_[p], " left it after #",
-                                    tag->sequence, " (destroy_process_group), and rank ",
-                                    ranks_[rank_], here.inside ? " entered " : " stays after ",
-                                    here.doing));
-  return record_.of_lost(here, lost);
+  std::vector<int> lost, left;
+  for (int p : mesh_->lost_peers()) (exchange_.goodbye_of(p) ? left : lost).push_back(p);
+  if (!lost.empty() || left.empty()) return record_.of_lost(here, lost);
+  return record_.of_text(concat("group '", name_, "': rank ", ranks_[left[0]], " left it after #",
+                                exchange_.goodbye_of(left[0])->sequence,
+                                " (destroy_process_group), and rank ", ranks_[rank_],
+                                here.inside ? " entered " : " has a send or recv with it after ",
+                                here.doing.empty() ? "the start" : here.doing));
 }
 
 void MeshProcessGroup::look_around() {
@@ -225,13 +225,13 @@ void MeshProcessGroup::look_around() {
     std::lock_guard lock(mutex_);
     if (failed_) return;
   }
-  std::vector<int> lost;
-  for (int p : exchange_.lost_peers())
-    if (!exchange_.goodbye_of(p)) lost.push_back(p);
-  if (lost.empty()) return;
-  fail_group([&] {
-    return record_.of_lost({last_.sequence, false, last_.sequence ? last_.describe() : ""}, lost);
-  });
+  const FailureRecord::Where here{last_.sequence, false, last_.sequence ? last_.describe() : ""};
+  for (int p : mesh_->lost_peers()) {
+    // Who said goodbye may go; unless a transfer waits for it.
+    if (exchange_.goodbye_of(p) && !point_to_point_->waits_for(p)) continue;
+    fail_group([&] { return explain_lost(here); });
+    return;
+  }
 }
 
 PointToPoint& MeshProcessGroup::point_to_point(const char* op, const Tensor& tensor, int peer) {

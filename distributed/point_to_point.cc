@@ -41,6 +41,7 @@ Work PointToPoint::issue(Transfer transfer) {
   std::lock_guard lock(mutex_);
   if (stopped_) std::rethrow_exception(stopped_);
   if (finishing_) fail("[send, recv] the group was destroyed: make a new one");
+  ++under_way_[transfer.peer];
   issued_.push_back(std::move(transfer));
   if (!started_) {
     started_ = true;
@@ -65,6 +66,20 @@ void PointToPoint::stop(std::exception_ptr cause) {
   std::lock_guard lock(mutex_);
   if (!stopped_) stopped_ = cause;
   if (inbox_) inbox_->buffer->wake();
+}
+
+bool PointToPoint::waits_for(int peer) const {
+  std::lock_guard lock(mutex_);
+  const auto it = under_way_.find(peer);
+  return it != under_way_.end() && it->second > 0;
+}
+
+void PointToPoint::finished(int peer, const Event& event) {
+  {
+    std::lock_guard lock(mutex_);
+    --under_way_[peer];
+  }
+  event.set();
 }
 
 std::string PointToPoint::describe(const Transfer& t) const {
@@ -188,8 +203,9 @@ void PointToPoint::receive(Transfer transfer, int source, const Letter& offer) {
   }
   *t.source = source;
   const Event event = t.done;
+  const int peer = t.peer;
   recvs_.pop_back();  // lets the tensor go before anyone is told
-  event.set();
+  finished(peer, event);
 }
 
 void PointToPoint::await_letter() {
@@ -209,7 +225,7 @@ void PointToPoint::await_letter() {
     if (it->bytes) it->bytes->wait_send(it->deadline);
     const Event event = it->done;
     sends_.erase(it);
-    event.set();
+    finished(source, event);
     return;
   }
   auto it = std::find_if(recvs_.begin(), recvs_.end(), [&](const Transfer& t) {

@@ -40,6 +40,7 @@ class PointToPoint {
   Work recv(const Tensor& tensor, int source, int tag, TimePoint deadline);  // source -1: any
   void finish();                        // waits for all that was issued
   void stop(std::exception_ptr cause);  // fails all that was issued. The mesh must be closed
+  bool waits_for(int peer) const;       // is a transfer with that peer under way?
 
  private:
   struct Letter {  // plain bytes: it travels as it is
@@ -76,6 +77,7 @@ class PointToPoint {
   void start_send(Transfer transfer);
   void start_recv(Transfer transfer);
   void receive(Transfer transfer, int source, const Letter& offer);
+  void finished(int peer, const Event& event);
   std::unique_ptr<Mail> post(int peer, const Letter& letter);
   std::string describe(const Transfer& t) const;
   int64_t global(int rank) const { return ranks_[rank]; }
@@ -90,6 +92,7 @@ class PointToPoint {
   std::deque<Transfer> issued_;  // by callers, for the thread
   bool started_ = false, finishing_ = false;
   std::exception_ptr stopped_;
+  std::map<int, int> under_way_;  // transfers, by peer
 
   // The thread's own.
   std::unique_ptr<Mail> inbox_;

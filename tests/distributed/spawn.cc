@@ -62,6 +62,8 @@ std::string describe(int rank, const ProcessResult& r) {
 }  // namespace
 
 void run_ranks(int ranks, const std::function<void(int rank)>& f, const RankOptions& options) {
+  const int threads_before = num_threads();
+  set_num_threads(1);
   auto store = std::make_shared<MemoryStore>();
   std::mutex mutex;
   std::string errors;
@@ -87,6 +89,7 @@ void run_ranks(int ranks, const std::function<void(int rank)>& f, const RankOpti
     });
   }
   for (auto& t : threads) t.join();
+  set_num_threads(threads_before);
   if (!errors.empty()) throw Error(errors);
 }
 

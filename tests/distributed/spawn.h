@@ -24,6 +24,7 @@ struct RankOptions {
   bool init = true;                                 // make and destroy the default group
 };
 
+// Kernels compute on one thread each meanwhile.
 void run_ranks(int ranks, const std::function<void(int rank)>& f, const RankOptions& options = {});
 
 struct ProcessOptions {
