@@ -33,8 +33,7 @@ Job& need_job(const char* what) {
 Group make_group(const Job& job, std::string name, int rank, std::vector<int> ranks,
                  Milliseconds timeout) {
   const int size = int(ranks.size());
-  std::shared_ptr<Store> store;
-  if (job.store) store = std::make_shared<PrefixStore>(name, job.store);
+  const auto store = std::make_shared<PrefixStore>(name, job.store);
   std::unique_ptr<Mesh> mesh;
   if (rank >= 0 && size > 1) mesh = connect_gloo_mesh(rank, size, *store, job.address, timeout);
   return std::make_shared<MeshProcessGroup>(MeshProcessGroup::Init{
@@ -46,15 +45,18 @@ Group make_group(const Job& job, std::string name, int rank, std::vector<int> ra
 void init_process_group(const InitOptions& options) {
   Job& j = job();
   if (j.world) fail("[init_process_group] was called before: destroy_process_group() first");
+  if (options.backend != "gloo")
+    fail("[init_process_group] there is no backend '", options.backend, "': this build has gloo");
+  const Rendezvous r = meet(options);
   Job made;
   made.backend = options.backend;
-  made.address = "127.0.0.1";
-  made.store = options.store;
+  made.address = r.address;
+  made.store = r.store;
   made.timeout = options.timeout;
-  made.local_rank = options.rank, made.local_world_size = options.world_size;
-  std::vector<int> ranks(options.world_size);
+  made.local_rank = r.local_rank, made.local_world_size = r.local_world_size;
+  std::vector<int> ranks(r.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  made.world = make_group(made, "default", options.rank, ranks, options.timeout);
+  made.world = make_group(made, "default", r.rank, ranks, options.timeout);
   j = std::move(made);
 }
 

@@ -20,26 +20,10 @@
 
 #include "core/device.h"
 #include "distributed/process_group.h"
+#include "distributed/rendezvous.h"
 #include "distributed/store.h"
 
 namespace sherd::dist {
-
-struct InitOptions {
-  std::string backend = "gloo";
-  // How ranks meet, where no store is given:
-  //   env://             RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say all. Under mpirun its
-  //   own
-  //                      variables stand in, on one machine for the address and port too.
-  //   tcp://host:port    rank 0 listens there; `rank` and `world_size` are given here, or as
-  //                      tcp://host:port?rank=0&world_size=2
-  // A world of one rank, given here by number, needs neither.
-  std::string init_method = "env://";
-  int rank = -1, world_size = -1;
-  Milliseconds timeout = kDefaultTimeout;  // for meeting, and the default of each collective
-  std::shared_ptr<Store> store = nullptr;
-  // Ranks on this machine. -1: LOCAL_RANK and LOCAL_WORLD_SIZE, or mpirun's, else all of them.
-  int local_rank = -1, local_world_size = -1;
-};
 
 // Makes the default group. Error, naming what is wrong: a variable that is missing or no number, a
 // rank that is not below the world size, an unknown backend or method, a port in use, ranks that
@@ -49,7 +33,6 @@ void init_process_group(const InitOptions& options = {});
 void destroy_process_group(const Group& group = nullptr);
 
 bool is_initialized();
-bool is_launched();            // by a launcher: do its variables name a rank and a world size?
 const Group& default_group();  // Error before init_process_group() and after destroy
 int rank();                    // in the job; Error before init, as for the next
 int world_size();

@@ -46,9 +46,10 @@ void Exchange::open() {
     if (p == rank_) continue;
     Peer& peer = peers_[p];
     peer.out = std::make_unique<Message>(*mesh_);
-    for (auto& in : peer.in) {
-      in = std::make_unique<Message>(*mesh_);
-      in->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
+    for (int i : {0, 1}) {
+      peer.in[i] = std::make_unique<Message>(*mesh_);
+      peer.in[i]->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
+      peer.posted[i] = true;
     }
   }
 }
@@ -58,14 +59,12 @@ void Exchange::begin(const CollectiveTag& tag, std::vector<int> partners, TimePo
   partners_ = std::move(partners);
   deadline_ = deadline;
   greeting_due_ = true;
-  for (Peer& p : peers_) p.greeted = false;
 }
 
 bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>& expected) {
   if (!std::exchange(greeting_due_, false)) return false;
   for (int p : partners_) {
     Peer& peer = peers_[p];
-    if (std::exchange(peer.sending, false)) peer.out->buffer->wait_send(deadline_);
     static const Parts none;
     const Parts& parts = out.empty() ? none : out[p];
     CollectiveTag tag = tag_;
@@ -79,7 +78,6 @@ bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>&
         end += part.bytes();
       }
     }
-    peer.sending = true;
     peer.out->buffer->send(p, kTagChannel, 0, end - peer.out->storage->data());
   }
   return true;
@@ -88,19 +86,19 @@ bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>&
 void Exchange::await_greeting(int p) {
   Peer& peer = peers_[p];
   const Message& in = *peer.in[peer.next_in];
-  while (in.buffer->wait_recv(deadline_) < 0) {
-  }
-  std::memcpy(&peer.last, in.storage->data(), sizeof peer.last);
-  peer.greeted = true;
-  CollectiveTag mine;
+  while (!peer.greeted) peer.greeted = in.buffer->wait_recv(deadline_) >= 0;
+  CollectiveTag mine, theirs;
   std::memcpy(&mine, peer.out->storage->data(), sizeof mine);
-  if (!difference(mine, peer.last).empty()) throw TagMismatch(mine, peer.last, p);
+  std::memcpy(&theirs, in.storage->data(), sizeof theirs);
+  if (!difference(mine, theirs).empty()) throw TagMismatch(mine, theirs, p);
 }
 
 void Exchange::reopen() {
   for (int p : partners_) {
     Peer& peer = peers_[p];
+    peer.greeted = peer.posted[peer.next_in] = false;
     peer.in[peer.next_in]->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
+    peer.posted[peer.next_in] = true;
     peer.next_in ^= 1;
   }
 }
@@ -220,6 +218,7 @@ void Exchange::reduce_chunks(const Parts& mine, const Parts& to, ReduceOp op) {
 void Exchange::end() {
   for (Pending& s : sends_)
     for (int i = 0; i < s.count; ++i) s.buffer->wait_send(deadline_);
+  for (int p : partners_) peers_[p].out->buffer->wait_send(deadline_);
   drop();
 }
 
@@ -249,17 +248,18 @@ void Exchange::drop() {
   held_.clear();
 }
 
-std::vector<int> Exchange::lost_peers() {
-  std::vector<int> lost;
-  for (int p = 0; p < int(peers_.size()); ++p) {
-    try {
-      for (auto& in : peers_[p].in)
-        if (in) in->buffer->check_recv();
-    } catch (const ConnectionLost&) {
-      lost.push_back(p);
-    }
+std::optional<CollectiveTag> Exchange::goodbye_of(int p) {
+  Peer& peer = peers_[p];
+  if (!peer.posted[peer.next_in]) return {};
+  const Message& in = *peer.in[peer.next_in];
+  CollectiveTag tag;
+  try {  // the connection is broken: this has come, or fails
+    if (!peer.greeted) peer.greeted = in.buffer->wait_recv(TimePoint::max()) >= 0;
+    if (peer.greeted) std::memcpy(&tag, in.storage->data(), sizeof tag);
+  } catch (const Error&) {
   }
-  return lost;
+  if (tag.kind != CollectiveKind::kLeave) return {};
+  return tag;
 }
 
 }  // namespace sherd::dist

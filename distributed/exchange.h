@@ -17,6 +17,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/storage.h"
@@ -74,20 +75,16 @@ class Exchange {
   // Forgets what a failed collective left. The mesh must be closed.
   void drop();
 
-  // What is known of a peer: the tag of the last collective that it entered (sequence 0: none).
-  const CollectiveTag& last_tag(int peer) const { return peers_[peer].last; }
-  bool greeted(int peer) const { return peers_[peer].greeted; }  // in the current collective
-  bool has_left(int peer) const { return peers_[peer].last.kind == CollectiveKind::kLeave; }
-  // Ranks whose connection is broken. Never blocks.
-  std::vector<int> lost_peers();
+  // Of a lost peer: did it say goodbye? Then the tag that it said it with.
+  std::optional<CollectiveTag> goodbye_of(int peer);
 
  private:
   struct Message;  // a tag and what travels with it
   struct Peer {
     std::unique_ptr<Message> out, in[2];
     int next_in = 0;
-    bool sending = false, greeted = false;
-    CollectiveTag last;
+    bool greeted = false;  // its next tag has come, and was not used yet
+    bool posted[2] = {};   // the receives of in[0] and in[1]
   };
 
   // Begins a phase: true if it is the greeting, of which the tags say what is sent and expected.

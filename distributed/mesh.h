@@ -13,7 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <vector>
 
 #include "core/error.h"
 
@@ -40,18 +40,18 @@ class Mesh {
     virtual void send(int peer, uint64_t channel, int64_t offset, int64_t bytes) = 0;
     virtual void recv(int peer, uint64_t channel, int64_t offset, int64_t bytes) = 0;
     virtual void recv_any(uint64_t channel, int64_t offset, int64_t bytes) = 0;  // from any peer
-    // Each ends one send (one receive), in order of completion.
+    // Each ends one send (one receive), in order of completion. ConnectionLost where one that is
+    // pending cannot end any more.
     virtual void wait_send(TimePoint deadline) = 0;
     // The peer whose bytes came; -1 if wake() was called meanwhile, or since the last wait.
     virtual int wait_recv(TimePoint deadline) = 0;
     virtual void wake() = 0;  // from any thread
-    // ConnectionLost if the connection of a posted receive broke before it ended. Never blocks. Not
-    // beside a wait_recv of another thread.
-    virtual void check_recv() = 0;
   };
 
   virtual ~Mesh() = default;
   virtual std::unique_ptr<Buffer> buffer(void* data, int64_t bytes) = 0;
+  // Ranks whose connection is broken. Never blocks.
+  virtual std::vector<int> lost_peers() = 0;
   // Breaks all connections: what is pending here, and at the peers, fails.
   virtual void close() = 0;
 };

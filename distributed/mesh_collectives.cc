@@ -381,7 +381,4 @@ Work MeshProcessGroup::reduce_scatter_pieces(const std::vector<Tensor>& pieces,
                });
 }
 
-Work MeshProcessGroup::send(const Tensor&, int, int, Options) { fail("[send] not built yet"); }
-Work MeshProcessGroup::recv(const Tensor&, int, int, Options) { fail("[recv] not built yet"); }
-
 }  // namespace sherd::dist

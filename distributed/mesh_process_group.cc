@@ -11,25 +11,45 @@ using Clock = std::chrono::steady_clock;
 // How long a rank that leaves waits for the others to leave too.
 constexpr auto kFarewell = std::chrono::seconds(5);
 
+// How often an idle progress thread looks whether its peers are there.
+constexpr auto kLook = std::chrono::milliseconds(200);
+
 MeshProcessGroup::MeshProcessGroup(Init init)
     : backend_(std::move(init.backend)),
       timeout_(init.timeout),
       mesh_(std::move(init.mesh)),
-      store_(std::move(init.store)),
+      record_(std::move(init.store), init.rank, init.ranks, init.name),
       exchange_(mesh_.get(), init.rank, int(init.ranks.size())),
       context_(Context::current()) {
   rank_ = init.rank;
   ranks_ = std::move(init.ranks);
   name_ = std::move(init.name);
-  if (mesh_) thread_ = std::thread([this] { progress(); });
+  if (!mesh_) return;
+  point_to_point_ = std::make_unique<PointToPoint>(
+      *mesh_, rank_, ranks_, [this](const std::string& doing, std::exception_ptr cause) {
+        return fail_group([&] {
+          try {
+            std::rethrow_exception(cause);
+          } catch (const ConnectionLost&) {
+            return record_.of_lost({last_.sequence, true, doing}, {});
+          } catch (const std::exception& e) {
+            return record_.of_text(
+                concat("group '", name_, "': rank ", ranks_[rank_], " in ", doing, ": ", e.what()));
+          }
+        });
+      });
+  thread_ = std::thread([this] { progress(); });
 }
 
 MeshProcessGroup::~MeshProcessGroup() {
+  bool left;
   {
     std::lock_guard lock(mutex_);
     closed_ = true;
+    left = leaving_;
   }
   changed_.notify_all();
+  if (!left && mesh_) fail_group([this] { return concat("group '", name_, "' was destroyed"); });
   if (thread_.joinable()) thread_.join();
 }
 
@@ -43,16 +63,23 @@ uint64_t MeshProcessGroup::sequence_number() const {
   return sequence_;
 }
 
+TimePoint MeshProcessGroup::deadline(Options options) const {
+  return Clock::now() + options.timeout.value_or(timeout_);
+}
+
+void MeshProcessGroup::check_alive(const char* op) const {
+  if (rank_ < 0) fail("[", op, "] this rank is not in group '", name_, "'");
+  if (failed_) fail("[", op, "] the group failed before. ", failure_);
+  if (leaving_) fail("[", op, "] group '", name_, "' was destroyed: make a new one");
+}
+
 Work MeshProcessGroup::issue(const CollectiveTag& tag, std::vector<int> partners, Options options,
                              Body body) {
   Operation operation{tag, std::move(partners), options, std::move(body), Event::pending()};
   const Work work(operation.done);
   {
     std::lock_guard lock(mutex_);
-    if (!failure_.empty())
-      fail("[", name_of(tag.kind), "] group '", name_, "' has failed before: ", failure_);
-    if (closed_ || leaving_)
-      fail("[", name_of(tag.kind), "] group '", name_, "' was destroyed: make a new one");
+    check_alive(name_of(tag.kind));
     operation.tag.sequence = ++sequence_;
     auto& count = tag.kind == CollectiveKind::kAllGather       ? counts_.all_gather
                   : tag.kind == CollectiveKind::kReduceScatter ? counts_.reduce_scatter
@@ -70,58 +97,166 @@ Work MeshProcessGroup::issue(const CollectiveTag& tag, std::vector<int> partners
   return work;
 }
 
+bool MeshProcessGroup::next(Operation& operation) {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      const bool woken =
+          changed_.wait_for(lock, kLook, [&] { return closed_ || leaving_ || !queue_.empty(); });
+      if (!queue_.empty()) {
+        operation = std::move(queue_.front());
+        queue_.pop_front();
+        return true;
+      }
+      if (woken) return false;
+    }
+    look_around();
+  }
+}
+
 void MeshProcessGroup::progress() {
   ContextGuard guard(context_);
   sigset_t pipe;  // [Note: SIGPIPE]
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
   pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
-  exchange_.open();
-  for (;;) {
-    Operation operation;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return closed_ || leaving_ || !queue_.empty(); });
-      if (closed_) return;
-      if (queue_.empty()) break;
-      operation = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    run(operation);
+  try {
+    exchange_.open();
+  } catch (const std::exception&) {
+    fail_group([&] { return explain_lost({0, false, ""}); });
   }
-  if (failure_.empty()) exchange_.say_goodbye(sequence_ + 1, Clock::now() + kFarewell);
+  for (Operation operation; next(operation);) run(operation);
+  std::unique_lock lock(mutex_);
+  if (failed_) return;
+  lock.unlock();
+  exchange_.say_goodbye(sequence_, Clock::now() + kFarewell);
+  mesh_->close();
 }
 
 void MeshProcessGroup::run(Operation& operation) {
   std::exception_ptr error;
+  {
+    std::lock_guard lock(mutex_);
+    error = failed_;
+  }
+  const Milliseconds timeout = operation.options.timeout.value_or(timeout_);
+  last_ = operation.tag;
   try {
-    if (operation.options.on_start) operation.options.on_start();
-    MemoryScope scope(MemoryCategory::kCommunication);
-    exchange_.begin(operation.tag, operation.partners,
-                    Clock::now() + operation.options.timeout.value_or(timeout_));
-    operation.body(exchange_);
-    exchange_.end();
+    if (!error) {
+      if (operation.options.on_start) operation.options.on_start();
+      MemoryScope scope(MemoryCategory::kCommunication);
+      exchange_.begin(operation.tag, operation.partners, Clock::now() + timeout);
+      operation.body(exchange_);
+      exchange_.end();
+    }
   } catch (...) {
-    error = failure(operation, std::current_exception());
+    const auto cause = std::current_exception();
+    error = fail_group([&] { return explain(operation.tag, timeout, cause); });
   }
   operation.body = nullptr;  // lets its tensors go before anyone is told
-  if (operation.options.on_end) operation.options.on_end();
+  try {
+    if (operation.options.on_end) operation.options.on_end();
+  } catch (...) {
+    if (!error) error = std::current_exception();
+  }
   operation.done.set_error(error);
 }
 
-std::exception_ptr MeshProcessGroup::failure(const Operation& operation, std::exception_ptr cause) {
-  std::string text;
+std::exception_ptr MeshProcessGroup::fail_group(const std::function<std::string()>& text) {
+  std::lock_guard one(failing_);
+  std::exception_ptr cause;
+  {
+    std::lock_guard lock(mutex_);
+    cause = failed_;
+  }
+  if (!cause) {
+    const std::string failure = text();
+    cause = std::make_exception_ptr(Error(failure));
+    std::lock_guard lock(mutex_);
+    failed_ = cause;
+    failure_ = failure;
+  }
+  if (mesh_) {
+    mesh_->close();
+    point_to_point_->stop(cause);
+  }
+  if (std::this_thread::get_id() == thread_.get_id() || !mesh_) exchange_.drop();
+  return cause;
+}
+
+std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds timeout,
+                                      std::exception_ptr cause) {
+  const auto me = concat("rank ", ranks_[rank_]);
+  const FailureRecord::Where here{tag.sequence, true, tag.describe()};
   try {
     std::rethrow_exception(cause);
+  } catch (const TagMismatch& e) {
+    const auto peer = concat("rank ", ranks_[e.peer]);
+    if (e.theirs.kind == CollectiveKind::kLeave)
+      return record_.of_text(concat("group '", name_, "': ", peer, " left it after #",
+                                    e.theirs.sequence, " (destroy_process_group), and ", me,
+                                    " entered ", here.doing));
+    return record_.of_text(concat("group '", name_, "': ranks are in different collectives: ", me,
+                                  " entered ", here.doing, ", and ", peer, " entered ",
+                                  e.theirs.describe(), "; they differ in ", e.what()));
+  } catch (const DeadlinePassed&) {
+    return record_.of_deadline(here, timeout);
+  } catch (const ConnectionLost&) {
+    return explain_lost(here);
   } catch (const std::exception& e) {
-    text = concat("group '", name_, "', rank ", rank_, " in ", operation.tag.describe(), ": ",
-                  e.what());
+    return record_.of_text(
+        concat("group '", name_, "': ", me, " failed in ", here.doing, ": ", e.what()));
   }
-  if (mesh_) mesh_->close();
-  exchange_.drop();
+}
+
+std::string MeshProcessGroup::explain_lost(const FailureRecord::Where& here) {
+  std::vector<int> lost, left;
+  for (int p : mesh_->lost_peers()) (exchange_.goodbye_of(p) ? left : lost).push_back(p);
+  if (!lost.empty() || left.empty()) return record_.of_lost(here, lost);
+  return record_.of_text(concat("group '", name_, "': rank ", ranks_[left[0]], " left it after #",
+                                exchange_.goodbye_of(left[0])->sequence,
+                                " (destroy_process_group), and rank ", ranks_[rank_],
+                                here.inside ? " entered " : " has a send or recv with it after ",
+                                here.doing.empty() ? "the start" : here.doing));
+}
+
+void MeshProcessGroup::look_around() {
+  {
+    std::lock_guard lock(mutex_);
+    if (failed_) return;
+  }
+  const FailureRecord::Where here{last_.sequence, false, last_.sequence ? last_.describe() : ""};
+  for (int p : mesh_->lost_peers()) {
+    // Who said goodbye may go; unless a transfer waits for it.
+    if (exchange_.goodbye_of(p) && !point_to_point_->waits_for(p)) continue;
+    fail_group([&] { return explain_lost(here); });
+    return;
+  }
+}
+
+PointToPoint& MeshProcessGroup::point_to_point(const char* op, const Tensor& tensor, int peer) {
+  if (!tensor.defined()) fail("[", op, "] the tensor is undefined");
+  if (!tensor.device().is_cpu())
+    fail("[", op, "] the tensor is on ", tensor.device(),
+         ", and this group moves tensors of the cpu");
+  if (peer >= size() || peer < -1)
+    fail("[", op, "] rank ", peer, " is none of group '", name_, "', which has ranks 0 to ",
+         size() - 1);
+  if (peer == rank_) fail("[", op, "] rank ", peer, " is this rank itself: copy the tensor");
   std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = text;
-  return std::make_exception_ptr(Error(text));
+  check_alive(op);
+  if (!mesh_) fail("[", op, "] group '", name_, "' has no other rank");
+  return *point_to_point_;
+}
+
+Work MeshProcessGroup::send(const Tensor& tensor, int destination, int tag, Options options) {
+  if (destination < 0) fail("[send] rank ", destination, " is no destination");
+  return point_to_point("send", tensor, destination)
+      .send(tensor, destination, tag, deadline(options));
+}
+
+Work MeshProcessGroup::recv(const Tensor& tensor, int source, int tag, Options options) {
+  return point_to_point("recv", tensor, source).recv(tensor, source, tag, deadline(options));
 }
 
 void MeshProcessGroup::leave() {
@@ -129,6 +264,7 @@ void MeshProcessGroup::leave() {
     std::lock_guard lock(mutex_);
     leaving_ = true;
   }
+  if (point_to_point_) point_to_point_->finish();
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
 }

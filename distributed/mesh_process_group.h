@@ -8,6 +8,8 @@
 #include <thread>
 
 #include "distributed/exchange.h"
+#include "distributed/failure_record.h"
+#include "distributed/point_to_point.h"
 #include "distributed/process_group.h"
 
 namespace sherd {
@@ -65,15 +67,23 @@ class MeshProcessGroup : public ProcessGroup {
   Work issue(const CollectiveTag& tag, std::vector<int> partners, Options options, Body body);
   void progress();
   void run(Operation& operation);
-  std::exception_ptr failure(const Operation& operation, std::exception_ptr cause);
+  bool next(Operation& operation);  // the next to run; false: there will be none
+  void look_around();               // while idle: are the peers still there?
+  // Makes this the group's failure, if it is the first, and returns what all calls throw from now.
+  std::exception_ptr fail_group(const std::function<std::string()>& text);
+  std::string explain(const CollectiveTag& tag, Milliseconds timeout, std::exception_ptr cause);
+  std::string explain_lost(const FailureRecord::Where& here);
+  PointToPoint& point_to_point(const char* op, const Tensor& tensor, int peer);
+  TimePoint deadline(Options options) const;
   std::vector<int> everyone() const;
   std::vector<int> star(int root) const;  // partners where all data come from or go to the root
   void check_root(const char* op, int root) const;
+  void check_alive(const char* op) const;  // mutex_ held
 
   std::string backend_;
   Milliseconds timeout_;
   std::unique_ptr<Mesh> mesh_;
-  std::shared_ptr<Store> store_;
+  FailureRecord record_;
   Exchange exchange_;
   Context& context_;
 
@@ -83,7 +93,11 @@ class MeshProcessGroup : public ProcessGroup {
   uint64_t sequence_ = 0;
   CollectiveCounts counts_;
   bool leaving_ = false, closed_ = false;
-  std::string failure_;  // the first cause; empty while all is well
+  std::exception_ptr failed_;  // the first cause; none while all is well
+  std::string failure_;        // its text
+  std::mutex failing_;         // one failure is explained at a time
+  CollectiveTag last_;         // the progress thread's: the latest that it ran
+  std::unique_ptr<PointToPoint> point_to_point_;
   std::thread thread_;
 };
 

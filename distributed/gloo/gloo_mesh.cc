@@ -9,9 +9,12 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
-#include <numeric>
+#include <thread>
 #include <vector>
 
 #include "core/context.h"
@@ -21,17 +24,61 @@ namespace {
 
 namespace tp = gloo::transport;
 
-// One device, that is one thread of Gloo's, serves all groups of a rank on one address.
-struct Devices {
-  std::mutex mutex;
-  std::map<std::string, std::weak_ptr<tp::Device>> by_address;
+constexpr uint64_t kWatchChannel = 0;
+
+class GlooBuffer;
+class GlooMesh;
+
+// [Note: watch] When a connection breaks, Gloo tells the buffers that wait for their turn on it,
+// but not those of which some bytes have come or gone already: a wait for these would last until
+// its deadline. So each mesh has one more receive posted from each peer, for which nothing is ever
+// sent: it learns of the break, and a thread looks at these and wakes who waits in vain.
+class Watch {
+ public:
+  Watch() : thread_([this] { run(); }) {}
+  ~Watch() {
+    {
+      std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  void add(GlooMesh* mesh) {
+    std::lock_guard lock(mutex_);
+    meshes_.push_back(mesh);
+  }
+  void remove(GlooMesh* mesh) {
+    std::lock_guard lock(mutex_);
+    std::erase(meshes_, mesh);
+  }
+
+ private:
+  static constexpr Milliseconds kPeriod{50};
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<GlooMesh*> meshes_;
+  bool done_ = false;
+  std::thread thread_;
 };
 
-std::shared_ptr<tp::Device> device_at(const std::string& address) {
-  auto& devices = Context::current().state<Devices>();
-  std::lock_guard lock(devices.mutex);
-  auto device = devices.by_address[address].lock();
-  if (device) return device;
+// One endpoint, that is one thread of Gloo's and one watch, serves all groups of a rank.
+struct Endpoint {
+  std::shared_ptr<tp::Device> device;
+  Watch watch;
+};
+struct Endpoints {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<Endpoint>> by_address;
+};
+
+std::shared_ptr<Endpoint> endpoint_at(const std::string& address) {
+  auto& endpoints = Context::current().state<Endpoints>();
+  std::lock_guard lock(endpoints.mutex);
+  auto endpoint = endpoints.by_address[address].lock();
+  if (endpoint) return endpoint;
   // [Note: SIGPIPE] Gloo writes to sockets that a peer may have closed. Its thread inherits this
   // thread's mask, and our progress threads set their own: so a write fails, and no signal comes,
   // without a change of the process's signal handling.
@@ -39,22 +86,24 @@ std::shared_ptr<tp::Device> device_at(const std::string& address) {
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
   pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  std::string error;
   try {
-    device = tp::tcp::CreateDevice(tp::tcp::attr(address.c_str()));
+    endpoint = std::make_shared<Endpoint>();
+    endpoint->device = tp::tcp::CreateDevice(tp::tcp::attr(address.c_str()));
   } catch (const std::exception& e) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    fail("[gloo] cannot listen on address ", address, ": ", e.what());
+    error = e.what();
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  devices.by_address[address] = device;
-  return device;
+  if (!error.empty()) fail("[gloo] cannot listen on address ", address, ": ", error);
+  endpoints.by_address[address] = endpoint;
+  return endpoint;
 }
 
 // Gloo takes a time from now, in milliseconds; 0 would not even look.
 Milliseconds until(TimePoint deadline) {
   using namespace std::chrono;
   const auto left = ceil<Milliseconds>(deadline - steady_clock::now());
-  return std::clamp(left, Milliseconds(1), Milliseconds(hours(100)));
+  return std::clamp(left, Milliseconds(1), Milliseconds(hours(24 * 365)));
 }
 
 [[noreturn]] void rethrow(const std::exception& e, TimePoint deadline = TimePoint::max()) {
@@ -64,12 +113,13 @@ Milliseconds until(TimePoint deadline) {
 
 class GlooBuffer : public Mesh::Buffer {
  public:
-  GlooBuffer(std::unique_ptr<tp::UnboundBuffer> buffer, int rank, int size)
-      : buffer_(std::move(buffer)), rank_(rank), size_(size) {}
+  GlooBuffer(GlooMesh& mesh, std::unique_ptr<tp::UnboundBuffer> buffer)
+      : mesh_(mesh), buffer_(std::move(buffer)) {}
 
   void send(int peer, uint64_t channel, int64_t offset, int64_t bytes) override {
     try {
       buffer_->send(peer, channel, offset, bytes);
+      send_peers_.push_back(peer);
     } catch (const gloo::Exception& e) {
       rethrow(e);
     }
@@ -77,57 +127,45 @@ class GlooBuffer : public Mesh::Buffer {
   void recv(int peer, uint64_t channel, int64_t offset, int64_t bytes) override {
     try {
       buffer_->recv(peer, channel, offset, bytes);
+      recv_peers_.push_back(peer);
     } catch (const gloo::Exception& e) {
       rethrow(e);
     }
   }
-  void recv_any(uint64_t channel, int64_t offset, int64_t bytes) override {
-    std::vector<int> peers;
-    for (int r = 0; r < size_; ++r)
-      if (r != rank_) peers.push_back(r);
-    try {
-      buffer_->recv(std::move(peers), channel, offset, bytes);
-    } catch (const gloo::Exception& e) {
-      rethrow(e);
-    }
-  }
+  void recv_any(uint64_t channel, int64_t offset, int64_t bytes) override;
   void wait_send(TimePoint deadline) override {
-    try {
-      buffer_->waitSend(until(deadline));
-    } catch (const gloo::Exception& e) {
-      rethrow(e, deadline);
-    }
+    wait(send_peers_, deadline,
+         [&](int* peer) { return buffer_->waitSend(peer, until(deadline)); });
   }
   int wait_recv(TimePoint deadline) override {
-    try {
-      int peer = -1;
-      return buffer_->waitRecv(&peer, until(deadline)) ? peer : -1;
-    } catch (const gloo::Exception& e) {
-      rethrow(e, deadline);
-    }
+    return wait(recv_peers_, deadline,
+                [&](int* peer) { return buffer_->waitRecv(peer, until(deadline)); });
   }
   void wake() override { buffer_->abortWaitRecv(); }
-  void check_recv() override {
-    try {
-      buffer_->abortWaitRecv();  // the wait looks at errors first, then ends at once
-      buffer_->waitRecv(nullptr, Milliseconds(1));
-    } catch (const gloo::Exception& e) {
-      rethrow(e);
-    }
+
+  // The watch's: wakes a wait for a peer that is lost.
+  void abort_if_lost(const std::vector<char>& lost) {
+    for (int p : send_peers_)
+      if (lost[p]) buffer_->abortWaitSend();
+    for (int p : recv_peers_)
+      if (lost[p]) buffer_->abortWaitRecv();
   }
 
  private:
+  int wait(std::vector<int>& peers, TimePoint deadline, const std::function<bool(int*)>& wait_once);
+
+  GlooMesh& mesh_;
   std::unique_ptr<tp::UnboundBuffer> buffer_;
-  int rank_, size_;
+  std::vector<int> send_peers_, recv_peers_;  // of what is pending
 };
 
 class GlooMesh : public Mesh {
  public:
   GlooMesh(int rank, int size, Store& store, const std::string& address, Milliseconds timeout)
-      : device_(device_at(address)), rank_(rank), size_(size) {
+      : endpoint_(endpoint_at(address)), rank_(rank), size_(size), lost_(size) {
     using Clock = std::chrono::steady_clock;
     const auto deadline = Clock::now() + timeout;
-    context_ = device_->createContext(rank, size);
+    context_ = endpoint_->device->createContext(rank, size);
     context_->setTimeout(std::max(Milliseconds(1), timeout / 5));  // Gloo connects for 5 times that
     try {
       std::string addresses;  // one for each peer, all of one length
@@ -137,7 +175,7 @@ class GlooMesh : public Mesh {
         addresses.append(bytes.data(), bytes.size());
       }
       store.set(key(rank), addresses);
-      await_all(store, std::max(Milliseconds(1), until(deadline)), timeout);
+      await_all(store, until(deadline), timeout);
       for (int r = 0; r < size; ++r) {
         if (r == rank) continue;
         const std::string theirs = store.get(key(r));
@@ -145,25 +183,67 @@ class GlooMesh : public Mesh {
         const char* p = theirs.data() + place * length;
         context_->getPair(r)->connect(std::vector<char>(p, p + length));
       }
+      watched_.resize(size);
+      for (int r = 0; r < size; ++r) {
+        if (r == rank) continue;
+        watched_[r] = context_->createUnboundBuffer(&watched_byte_, 1);
+        watched_[r]->recv(r, kWatchChannel, 0, 1);
+      }
     } catch (const gloo::Exception& e) {
       fail("[gloo] rank ", rank, " of ", size, " at ", address,
            " could not connect to its peers: ", e.what());
     }
+    endpoint_->watch.add(this);
   }
+  ~GlooMesh() override { endpoint_->watch.remove(this); }
 
   std::unique_ptr<Buffer> buffer(void* data, int64_t bytes) override {
-    return std::make_unique<GlooBuffer>(context_->createUnboundBuffer(data, bytes), rank_, size_);
+    return std::make_unique<GlooBuffer>(*this, context_->createUnboundBuffer(data, bytes));
+  }
+
+  std::vector<int> lost_peers() override {
+    std::lock_guard lock(mutex_);
+    look();
+    std::vector<int> list;
+    for (int p = 0; p < size_; ++p)
+      if (lost_[p]) list.push_back(p);
+    return list;
   }
 
   // A wait whose time is up is the one way that Gloo's interface has to fail what is pending.
   void close() override {
-    if (closed_) return;
-    closed_ = true;
+    if (closed_.exchange(true)) return;
     char byte = 0;
     try {
       context_->createUnboundBuffer(&byte, 1)->waitRecv(nullptr, Milliseconds(0));
     } catch (const gloo::Exception&) {
     }
+  }
+
+  std::vector<int> peers() const {
+    std::vector<int> list;
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) list.push_back(r);
+    return list;
+  }
+
+  // ---- waits, known to the watch while they last
+  void enter(GlooBuffer* buffer) {
+    std::lock_guard lock(mutex_);
+    waiting_.push_back(buffer);
+  }
+  void leave(GlooBuffer* buffer) {
+    std::lock_guard lock(mutex_);
+    std::erase(waiting_, buffer);
+  }
+  bool any_lost(const std::vector<int>& peers) {
+    std::lock_guard lock(mutex_);
+    return std::any_of(peers.begin(), peers.end(), [&](int p) { return lost_[p]; });
+  }
+  void watch() {
+    std::lock_guard lock(mutex_);
+    if (!look()) return;
+    for (GlooBuffer* b : waiting_) b->abort_if_lost(lost_);
   }
 
  private:
@@ -184,11 +264,70 @@ class GlooMesh : public Mesh {
     }
   }
 
-  std::shared_ptr<tp::Device> device_;
+  // Is any peer lost? mutex_ is held.
+  bool look() {
+    bool any = false;
+    for (int p = 0; p < size_; ++p) {
+      if (p != rank_ && !lost_[p]) try {
+          watched_[p]->abortWaitRecv();  // the wait looks at errors first, then ends at once
+          watched_[p]->waitRecv(nullptr, Milliseconds(1));
+        } catch (const gloo::Exception&) {
+          lost_[p] = true;
+        }
+      any = any || lost_[p];
+    }
+    return any;
+  }
+
+  std::shared_ptr<Endpoint> endpoint_;
   std::shared_ptr<tp::Context> context_;
   int rank_, size_;
-  bool closed_ = false;
+  std::atomic<bool> closed_ = false;
+  std::mutex mutex_;
+  std::vector<char> lost_;
+  std::vector<GlooBuffer*> waiting_;
+  char watched_byte_ = 0;
+  std::vector<std::unique_ptr<tp::UnboundBuffer>> watched_;
 };
+
+void GlooBuffer::recv_any(uint64_t channel, int64_t offset, int64_t bytes) {
+  try {
+    buffer_->recv(mesh_.peers(), channel, offset, bytes);
+  } catch (const gloo::Exception& e) {
+    rethrow(e);
+  }
+}
+
+int GlooBuffer::wait(std::vector<int>& peers, TimePoint deadline,
+                     const std::function<bool(int*)>& wait_once) {
+  struct Entered {
+    Entered(GlooMesh& mesh, GlooBuffer* buffer) : mesh(mesh), buffer(buffer) { mesh.enter(buffer); }
+    ~Entered() { mesh.leave(buffer); }
+    GlooMesh& mesh;
+    GlooBuffer* buffer;
+  } entered(mesh_, this);
+  try {
+    int peer = -1;
+    bool done = wait_once(&peer);
+    // The watch may have woken a wait whose bytes were there: look once more.
+    if (!done && mesh_.any_lost(peers)) {
+      done = wait_once(&peer);
+      if (!done) throw ConnectionLost("a peer is gone");
+    }
+    if (!done) return -1;
+    if (const auto it = std::find(peers.begin(), peers.end(), peer); it != peers.end())
+      peers.erase(it);
+    return peer;
+  } catch (const gloo::Exception& e) {
+    rethrow(e, deadline);
+  }
+}
+
+void Watch::run() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kPeriod, [&] { return done_; }))
+    for (GlooMesh* m : meshes_) m->watch();
+}
 
 }  // namespace
 

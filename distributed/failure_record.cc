@@ -1,0 +1,130 @@
+#include "distributed/failure_record.h"
+
+#include <algorithm>
+#include <sstream>
+#include <thread>
+
+namespace sherd::dist {
+namespace {
+
+constexpr Milliseconds kAnswers(1500);   // how long a reporter waits for the others' whereabouts
+constexpr Milliseconds kReporter(6000);  // and they for its record
+constexpr Milliseconds kNotice(400);     // from a broken connection to the reason in the store
+
+std::string to_text(const FailureRecord::Where& w) {
+  return concat(w.sequence, " ", int(w.inside), " ", w.doing);
+}
+FailureRecord::Where where_from(const std::string& text) {
+  FailureRecord::Where w{0, false, ""};
+  std::istringstream in(text);
+  in >> w.sequence >> w.inside;
+  in.get();
+  std::getline(in, w.doing, '\0');
+  return w;
+}
+
+}  // namespace
+
+FailureRecord::FailureRecord(std::shared_ptr<Store> store, int rank, std::vector<int> ranks,
+                             std::string group)
+    : store_(std::move(store)), rank_(rank), ranks_(std::move(ranks)), group_(std::move(group)) {}
+
+std::string FailureRecord::names(const std::vector<int>& group_ranks) const {
+  std::string s = group_ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < group_ranks.size(); ++i)
+    s += concat(i ? ", " : "", ranks_[group_ranks[i]]);
+  return s;
+}
+
+std::string FailureRecord::of_text(const std::string& text) {
+  try {
+    return store_->compare_set("failure", "", text);
+  } catch (const std::exception&) {
+    return text;
+  }
+}
+
+std::string FailureRecord::await_record(Milliseconds patience) {
+  try {
+    store_->wait({"failure"}, patience);
+    return store_->get("failure");
+  } catch (const StoreTimeout&) {
+    return "";
+  }
+}
+
+std::string FailureRecord::of_deadline(const Where& here, Milliseconds waited) {
+  const std::string alone = concat("group '", group_, "': rank ", ranks_[rank_], " waited ",
+                                   waited.count(), " ms in ", here.doing, " for the other ranks");
+  try {
+    store_->set(concat("where/", rank_), to_text(here));
+    const std::string me = std::to_string(rank_);
+    if (store_->compare_set("reporter", "", me) == me)
+      return store_->compare_set("failure", "", report(here, waited));
+    const std::string record = await_record(kReporter);
+    return record.empty() ? of_text(alone) : record;
+  } catch (const std::exception& e) {
+    return concat(alone, "; who they are cannot be said (", e.what(), ")");
+  }
+}
+
+std::string FailureRecord::report(const Where& here, Milliseconds waited) {
+  std::vector<std::string> keys;
+  for (size_t r = 0; r < ranks_.size(); ++r) keys.push_back(concat("where/", r));
+  try {
+    store_->wait(keys, kAnswers);
+  } catch (const StoreTimeout&) {  // some do not answer: the text says so
+  }
+  std::vector<int> arrived, silent;
+  std::string absent;
+  for (int r = 0; r < int(ranks_.size()); ++r) {
+    if (!store_->check({keys[r]})) {
+      silent.push_back(r);
+      continue;
+    }
+    const Where w = where_from(store_->get(keys[r]));
+    if (w.sequence == here.sequence && w.inside) {
+      arrived.push_back(r);
+      continue;
+    }
+    absent += concat(absent.empty() ? "" : "; ", "rank ", ranks_[r],
+                     w.inside          ? " is in "
+                     : w.sequence == 0 ? " has entered no collective yet"
+                                       : " has entered nothing since ",
+                     w.doing);
+  }
+  std::string s = concat("group '", group_, "': rank ", ranks_[rank_], " waited ", waited.count(),
+                         " ms in ", here.doing, ". Arrived: ", names(arrived));
+  if (absent.empty() && silent.empty())
+    return s + ". All have arrived, so the transfer itself is too slow or stuck";
+  s += ". Did not arrive: ";
+  if (!silent.empty())
+    s += concat(names(silent), silent.size() == 1 ? " does" : " do",
+                " not answer (ended, stopped, or hanging)", absent.empty() ? "" : "; ");
+  return s + absent;
+}
+
+std::string FailureRecord::of_lost(const Where& here, const std::vector<int>& lost) {
+  const std::string who = lost.empty() ? "a rank" : names(lost);
+  const std::string text = concat("group '", group_, "': ", who,
+                                  " left (ended, was killed, or closed the connection) while rank ",
+                                  ranks_[rank_], here.inside ? " was in " : " was idle after ",
+                                  here.sequence == 0 ? "the start" : here.doing);
+  try {
+    store_->set(concat("where/", rank_), to_text(here));
+    for (auto left = kNotice; left.count() > 0; left -= Milliseconds(20)) {
+      if (store_->check({"failure"})) return store_->get("failure");
+      if (store_->check({"reporter"})) {
+        const std::string record = await_record(kReporter);
+        if (!record.empty()) return record;
+        break;
+      }
+      std::this_thread::sleep_for(Milliseconds(20));
+    }
+  } catch (const std::exception& e) {
+    return concat(text, " (", e.what(), ")");
+  }
+  return of_text(text);
+}
+
+}  // namespace sherd::dist

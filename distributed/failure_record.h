@@ -1,0 +1,47 @@
+// FailureRecord: the one text by which all ranks of a group explain why it failed.
+//
+// [Note: failures] Whoever sees a failure first writes the record to the store, and breaks its
+// connections only then; whoever finds a connection broken looks for the record, and writes one
+// ("rank 1 left") only if there is none. A rank whose deadline passes makes itself the reporter,
+// and breaks its connections: that wakes the others, who write down where they are, from which the
+// reporter makes the record. So every rank throws the same text; without a store (rank 0 is gone,
+// and it served the store) each says what it saw itself.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "distributed/store.h"
+
+namespace sherd::dist {
+
+class FailureRecord {
+ public:
+  struct Where {        // a rank in its sequence of collectives
+    uint64_t sequence;  // of the collective that it is in, or was in last
+    bool inside;        // has entered it, and has not come out
+    std::string doing;  // "#12 all_reduce SUM of float32 [4]"
+  };
+
+  // `rank` in the group; `ranks`: global ranks by group rank, for messages.
+  FailureRecord(std::shared_ptr<Store> store, int rank, std::vector<int> ranks, std::string group);
+
+  // Each returns the group's text, and blocks for a few seconds at most.
+  std::string of_text(const std::string& text);  // for mismatches and local errors
+  std::string of_deadline(const Where& here, Milliseconds waited);
+  // `lost`: group ranks whose connection broke.
+  std::string of_lost(const Where& here, const std::vector<int>& lost);
+
+ private:
+  std::string await_record(Milliseconds patience);  // empty: there is none
+  std::string report(const Where& here, Milliseconds waited);
+  std::string names(const std::vector<int>& group_ranks) const;
+
+  std::shared_ptr<Store> store_;
+  int rank_;
+  std::vector<int> ranks_;
+  std::string group_;
+};
+
+}  // namespace sherd::dist

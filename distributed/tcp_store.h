@@ -1,0 +1,77 @@
+// TcpStore: the Store of ranks that are processes. Rank 0's process runs the server, on a thread of
+// its own; every rank, 0 as well, is a client.
+//
+//     TcpStore store({.host = "10.0.0.1", .port = 29500, .serve = rank == 0});
+//
+// [Note: store protocol] A client says "SHERDST1" and gets it back. Then frames both ways: length
+// (4 bytes), and as many bytes; a request is a number (what) and its fields, an answer a number
+// (how it went) and one field. All numbers are little endian. Whoever says anything else is cut
+// off, and whoever says nothing holds nothing up. Waiting is done in the server, which answers when
+// the keys are there or the time is up.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "distributed/socket.h"
+#include "distributed/store.h"
+
+namespace sherd::dist {
+
+class TcpStoreServer {
+ public:
+  explicit TcpStoreServer(Socket listener);
+  ~TcpStoreServer();
+  int port() const;
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+};
+
+struct TcpStoreOptions {
+  std::string host = "127.0.0.1";
+  int port = 0;             // 0 where this process serves: any free one
+  bool serve = false;       // this process runs the server
+  int listen_fd = -1;       // serve on this socket, which listens already and stays its owner's
+  bool everywhere = false;  // serve on all addresses, though `host` may mean a loopback here
+  Milliseconds timeout = kDefaultTimeout;  // for connecting, and of the store
+};
+
+class TcpStore : public Store {
+ public:
+  // Error: the host is unknown, the port is in use, nobody answered in time, or another program
+  // did.
+  explicit TcpStore(const TcpStoreOptions& options);
+  ~TcpStore() override;
+
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t amount) override;
+  std::string compare_set(const std::string& key, const std::string& expected,
+                          const std::string& desired) override;
+  bool check(const std::vector<std::string>& keys) override;
+  using Store::wait;
+  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override;
+  bool delete_key(const std::string& key) override;
+  int64_t num_keys() override;
+  std::string name() const override { return concat("tcp://", host_, ":", port_); }
+  int port() const { return port_; }
+  // The numeric address at which the server was reached.
+  const SocketAddress& server_address() const { return server_address_; }
+
+ private:
+  std::string ask(const std::string& request, Milliseconds patience);
+  Socket connect(std::chrono::steady_clock::time_point deadline);
+
+  std::string host_;
+  int port_;
+  std::unique_ptr<TcpStoreServer> server_;
+  std::vector<SocketAddress> addresses_;
+  SocketAddress server_address_;
+  std::mutex mutex_;
+  std::vector<Socket> idle_;  // a call takes one, so that a long wait holds nobody up
+};
+
+}  // namespace sherd::dist

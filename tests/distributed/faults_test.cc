@@ -1,0 +1,360 @@
+// What goes wrong between ranks ends in an error that says what, on every rank, and never in a
+// hang.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <thread>
+
+#include "tests/distributed/spawn.h"
+
+namespace sherd::dist {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+#define EXPECT_HAS(text, part) EXPECT_TRUE(has(text, part)) << "'" << (part) << "' in: " << (text)
+
+// Each rank's error in `f`, the first by rank.
+std::vector<std::string> errors_of(int ranks, const std::function<void(int)>& f,
+                                   milliseconds timeout = std::chrono::seconds(10)) {
+  std::vector<std::string> errors(ranks);
+  run_ranks(ranks, [&](int rank) { errors[rank] = error_of([&] { f(rank); }); },
+            {.timeout = timeout});
+  return errors;
+}
+
+TEST(Mismatch, OtherOperation) {
+  const auto errors = errors_of(2, [](int rank) {
+    Tensor x = full({20, 10}, 1);
+    for (int i = 0; i < 100; ++i) all_reduce(x);
+    rank == 0 ? all_reduce(x, ReduceOp::kSum, {.label = "gradients"}) : reduce(x, 1);
+  });
+  for (const auto& e : errors) {
+    EXPECT_HAS(e, "group 'default'");
+    EXPECT_HAS(e, "rank 0 entered #101 all_reduce SUM of float32 [20, 10], 'gradients'");
+    EXPECT_HAS(e, "rank 1 entered #101 reduce SUM of float32 [20, 10], root 1");
+    EXPECT_HAS(e, "they differ in operation");
+  }
+  EXPECT_EQ(errors[0], errors[1]);  // one record
+}
+
+TEST(Mismatch, ReachesRanksThatDoNotSeeIt) {
+  // Ranks 0 and 1 agree on the broadcast; rank 2 is in a barrier with all.
+  const auto errors = errors_of(4, [](int rank) {
+    Tensor x = full({1000}, 1);
+    if (rank == 2)
+      barrier();
+    else
+      broadcast(x, 0);
+    barrier();
+    barrier();
+  });
+  for (const auto& e : errors) {
+    EXPECT_HAS(e, "broadcast of float32 [1000], root 0");
+    EXPECT_HAS(e, "rank 2 entered #1 barrier");
+  }
+}
+
+struct Difference {
+  const char* name;
+  std::function<void(int rank)> f;
+  const char* text;
+};
+class Differences : public testing::TestWithParam<Difference> {};
+
+TEST_P(Differences, AreNamedOnEveryRank) {
+  // In collectives with a root, ranks other than the root see what is wrong in the next call.
+  const auto errors = errors_of(3, [](int rank) {
+    GetParam().f(rank);
+    barrier();
+  });
+  for (const auto& e : errors) {
+    EXPECT_HAS(e, "#1 ");
+    EXPECT_HAS(e, GetParam().text);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, Differences,
+    testing::Values(
+        Difference{"shape",
+                   [](int r) {
+                     all_reduce(zeros({r == 1 ? 3 : 2, 2}));
+                   },
+                   "shape"},
+        Difference{"shape_of_equal_size",
+                   [](int r) {
+                     all_reduce(r == 1 ? zeros({3, 2}) : zeros({2, 3}));
+                   },
+                   "shape"},
+        Difference{"dtype", [](int r) { all_reduce(zeros({2}, r == 1 ? kInt32 : kFloat32)); },
+                   "dtype"},
+        Difference{"root", [](int r) { broadcast(zeros({2}), r == 2 ? 1 : 0); }, "root"},
+        Difference{"op",
+                   [](int r) { all_reduce(zeros({2}), r == 1 ? ReduceOp::kMax : ReduceOp::kSum); },
+                   "reduce op"},
+        Difference{
+            "label",
+            [](int r) { all_reduce(zeros({2}), ReduceOp::kSum, {.label = r == 1 ? "b" : "a"}); },
+            "label"},
+        Difference{"long_label",
+                   [](int r) {
+                     const std::string common(200, 'x');
+                     all_reduce(zeros({2}), ReduceOp::kSum,
+                                {.label = common + (r == 1 ? "b" : "a")});
+                   },
+                   "label"},
+        Difference{"all_gather_size",
+                   [](int r) {
+                     // Rank 1 sends 3 elements, and the others expect 2 from it.
+                     std::vector<Tensor> out{zeros({2}), zeros({r == 1 ? 3 : 2}), zeros({2})};
+                     all_gather(out, zeros({r == 1 ? 3 : 2}));
+                   },
+                   "element count"},
+        Difference{"scatter_size",
+                   [](int r) {
+                     std::vector<Tensor> in;
+                     if (r == 0) in = {zeros({1}), zeros({1}), zeros({1})};
+                     scatter(zeros({r == 2 ? 2 : 1}), in, 0);
+                   },
+                   "element count"},
+        Difference{"reduce_scatter_size",
+                   [](int r) {
+                     const int64_t n = r == 0 ? 5 : 4;
+                     reduce_scatter(zeros({r == 1 ? 4 : n}),
+                                    {zeros({n}), zeros({4}), zeros({r == 2 ? n : 4})});
+                   },
+                   "element count"},
+        Difference{"many_bytes", [](int r) { all_reduce(zeros({r == 1 ? 3000000 : 2000000})); },
+                   "shape"},
+        Difference{"pieces",
+                   [](int r) {
+                     const int64_t n = r == 1 ? 200000 : 100000;
+                     default_group()->all_gather_pieces({zeros({3 * n})}, {zeros({n})}).wait();
+                   },
+                   "shape"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Failed, GroupThrowsTheFirstCauseAtOnce) {
+  std::atomic<int> started = 0, ended = 0;
+  run_ranks(2, [&](int rank) {
+    const Group pair = new_group({0, 1});
+    CollectiveOptions options;
+    options.on_start = [&] { ++started; };
+    options.on_end = [&] { ++ended; };
+    Tensor x = zeros({8});
+    rank == 0 ? pair->all_reduce(x) : pair->broadcast(x, 0);
+    std::vector<Work> queued;
+    std::string late;
+    for (int i = 0; i < 5; ++i) late = error_of([&] { queued.push_back(pair->barrier(options)); });
+    for (const Work& w : queued) EXPECT_HAS(error_of([&] { w.wait(); }), "different collectives");
+    const auto start = Clock::now();
+    for (auto call : {std::function<void()>([&] { pair->barrier(); }),
+                      std::function<void()>([&] { pair->all_reduce(x); }),
+                      std::function<void()>([&] { pair->send(x, 1 - rank); })}) {
+      const std::string e = error_of(call);
+      EXPECT_HAS(e, "failed before");
+      EXPECT_HAS(e, "different collectives");
+    }
+    EXPECT_LT(Clock::now() - start, milliseconds(500));
+    all_reduce(x);  // another group is well
+  });
+  EXPECT_EQ(started, 0);  // nothing that was queued behind the failure was begun,
+  EXPECT_LE(ended, 10);   // and what was accepted was ended
+}
+
+TEST(Failed, OnStartThatThrowsIsTheGroupsFailure) {
+  const auto errors = errors_of(2, [](int rank) {
+    CollectiveOptions options;
+    if (rank == 1) options.on_start = [] { fail("[allocate] no bytes"); };
+    default_group()->all_reduce(zeros({4}), ReduceOp::kSum, options).wait();
+  });
+  for (const auto& e : errors)
+    EXPECT_HAS(e, "rank 1 failed in #1 all_reduce SUM of float32 [4]: [allocate] no bytes");
+}
+
+TEST(Deadline, SaysWhoArrivedAndWhereTheOthersAre) {
+  std::vector<std::string> errors(4);
+  const auto start = Clock::now();
+  run_ranks(4,
+            [&](int rank) {
+              Tensor x = zeros({5});
+              barrier({.label = "all set"});
+              if (rank == 1) {  // misses one, and is told when it comes back
+                std::this_thread::sleep_for(milliseconds(1500));
+                errors[1] = error_of([&] { all_reduce(x); });
+              } else {
+                errors[rank] = error_of([&] { all_reduce(x); });
+              }
+            },
+            {.timeout = milliseconds(600)});
+  EXPECT_LT(Clock::now() - start, milliseconds(3500));
+  for (const auto& e : errors) {
+    EXPECT_HAS(e, "waited 600 ms in #2 all_reduce SUM of float32 [5]");
+    EXPECT_HAS(e, "Arrived: ranks 0, 2, 3");
+    EXPECT_HAS(e, "Did not arrive: rank 1 has entered nothing since #1 barrier, 'all set'");
+  }
+}
+
+TEST(Deadline, OfOneCallAlone) {
+  const auto start = Clock::now();
+  const auto errors = errors_of(2, [](int rank) {
+    if (rank == 0) barrier({.timeout = milliseconds(200)});
+    std::this_thread::sleep_for(milliseconds(700));
+  });
+  EXPECT_HAS(errors[0], "waited 200 ms in #1 barrier");
+  EXPECT_HAS(errors[0], "rank 1 has entered no collective yet");
+  EXPECT_LT(Clock::now() - start, milliseconds(2000));
+}
+
+TEST(Deadline, OfASubgroupNamesGlobalRanks) {
+  std::vector<std::string> errors(3);
+  run_ranks(3, [&](int rank) {
+    const Group g = new_group({2, 1}, milliseconds(300));
+    if (rank == 2) errors[2] = error_of([&] { broadcast(zeros({1}), 1, {.group = g}); });
+    std::this_thread::sleep_for(milliseconds(100));
+    barrier();
+  });
+  EXPECT_HAS(errors[2], "group 'group1'");
+  EXPECT_HAS(errors[2], "Arrived: rank 2. Did not arrive: rank 1");
+}
+
+TEST(Peer, KilledWhileOthersWait) {
+  const auto start = Clock::now();
+  const auto results = run_processes(3,
+                                     [](int rank) {
+                                       Tensor x = full({300000}, 1);
+                                       for (int i = 0;; ++i) {
+                                         if (rank == 1 && i == 20) raise(SIGKILL);
+                                         all_reduce(x);
+                                       }
+                                     },
+                                     {.may_fail = true});
+  EXPECT_LT(Clock::now() - start, milliseconds(5000));
+  EXPECT_EQ(results[1].signal, SIGKILL);
+  for (int r : {0, 2}) {
+    EXPECT_EQ(results[r].exit_code, 1);
+    EXPECT_HAS(results[r].output, "rank 1 left");
+    EXPECT_HAS(results[r].output, "all_reduce SUM of float32 [300000]");
+    EXPECT_HAS(results[r].output, "#21 ");
+  }
+}
+
+TEST(Peer, KilledRankThatServesTheStore) {
+  const auto results = run_processes(3,
+                                     [](int rank) {
+                                       Tensor x = full({1000}, 1);
+                                       for (int i = 0;; ++i) {
+                                         if (rank == 0 && i == 20) raise(SIGKILL);
+                                         all_reduce(x);
+                                       }
+                                     },
+                                     {.may_fail = true});
+  EXPECT_EQ(results[0].signal, SIGKILL);
+  for (int r : {1, 2}) {
+    EXPECT_EQ(results[r].exit_code, 1);
+    EXPECT_HAS(results[r].output, "left (ended, was killed");
+    EXPECT_HAS(results[r].output, "all_reduce");
+  }
+}
+
+TEST(Peer, StoppedIsReportedAsSilent) {
+  const auto results = run_processes(2,
+                                     [](int rank) {
+                                       barrier();
+                                       if (rank == 1) raise(SIGSTOP);
+                                       if (rank == 0) barrier({.timeout = milliseconds(500)});
+                                     },
+                                     {.kill_after = milliseconds(3000), .may_fail = true});
+  EXPECT_EQ(results[1].signal, SIGKILL);
+  EXPECT_HAS(results[0].output, "rank 1 does not answer");
+}
+
+TEST(Peer, ThatThrowsEndsTheOthers) {
+  std::string text;
+  try {
+    run_ranks(3, [](int rank) {
+      barrier();
+      if (rank == 2) fail("out of data");
+      barrier();
+    });
+  } catch (const Error& e) {
+    text = e.what();
+  }
+  EXPECT_EQ(text.find("rank 2: out of data"), 0u) << text;
+  EXPECT_HAS(text, "rank 0: group 'default': rank 2 left");
+  EXPECT_HAS(text, "while rank ");
+}
+
+TEST(Peer, ThatDestroysEarlyIsNamed) {
+  std::vector<std::string> errors(2);
+  run_ranks(2, [&](int rank) {
+    barrier();
+    if (rank == 1) return;
+    std::this_thread::sleep_for(milliseconds(100));
+    errors[0] = error_of([] { all_reduce(zeros({3})); });
+  });
+  EXPECT_HAS(errors[0],
+             "rank 1 left it after #1 (destroy_process_group), and rank 0 entered #2 all_reduce");
+}
+
+TEST(Peer, IsMissedByAnIdleRank) {
+  const auto results = run_processes(2,
+                                     [](int rank) {
+                                       barrier();
+                                       if (rank == 1) raise(SIGKILL);
+                                       std::this_thread::sleep_for(milliseconds(1500));
+                                       const auto start = Clock::now();
+                                       const std::string e = error_of([] { barrier(); });
+                                       EXPECT_HAS(e, "rank 1 left");
+                                       EXPECT_HAS(e, "idle after #1 barrier");
+                                       EXPECT_LT(Clock::now() - start, milliseconds(100));
+                                     },
+                                     {.may_fail = true});
+  EXPECT_TRUE(results[0].ok()) << results[0].output;
+}
+
+TEST(PointToPoint, Faults) {
+  auto errors = errors_of(2, [](int rank) {  // sizes
+    rank == 0 ? send(zeros({3}), 1) : void(recv(zeros({2}), 0));
+  });
+  for (const auto& e : errors)
+    EXPECT_HAS(e, "rank 0 sent float32 [3] with tag 0, and rank 1 expects float32 [2]");
+
+  errors = errors_of(2, [](int rank) {  // nobody sends
+    if (rank == 1) irecv(zeros({2}), 0, 7, {.timeout = milliseconds(300)}).wait();
+    if (rank == 0) std::this_thread::sleep_for(milliseconds(1000));
+  });
+  EXPECT_HAS(errors[1],
+             "recv from rank 0, tag 7, of float32 [2]: no call that matches came in time");
+
+  const auto start = Clock::now();
+  try {
+    run_ranks(3, [](int rank) {  // the peer leaves
+      if (rank == 2) fail("tired");
+      const std::string lost = error_of([&] { recv(zeros({2}), rank == 0 ? 1 : -1); });
+      EXPECT_HAS(lost, "rank 2 left");
+    });
+    ADD_FAILURE() << "rank 2 threw";
+  } catch (const Error& thrown) {
+    EXPECT_STREQ(thrown.what(), "rank 2: tired");
+  }
+  EXPECT_LT(Clock::now() - start, milliseconds(3000));
+}
+
+}  // namespace
+}  // namespace sherd::dist
