@@ -47,14 +47,20 @@ Tensor operator|(const Tensor& a, const Tensor& b) { return call(Or{}, a, b); }
 
 // ---- in place
 namespace autograd {
-void check_in_place(const char* op, const Tensor& x) {
-  if (!grad_enabled() || !x.requires_grad()) return;
-  if (x.is_leaf())
+void check_in_place(const char* op, const Tensor& x, bool gives_history) {
+  if (!grad_enabled() || !(x.requires_grad() || gives_history)) return;
+  if (x.requires_grad() && x.is_leaf())
     fail("[", op,
          "_] a leaf that requires a gradient cannot be changed in place: do it under no_grad");
   if (x.impl()->is_view)
-    fail("[", op, "_] an in-place change of a view that has a history is not supported: write ", op,
+    fail("[", op,
+         "_] an in-place change of a view that is to have a gradient is not supported: write ", op,
          "(..) and use its result");
+  if (!x.requires_grad() && x.impl()->family && x.impl()->family->count > 1)
+    fail("[", op,
+         "_] an in-place change would give the tensor a gradient that other views of it do not "
+         "have: "
+         "make it on a clone");
 }
 }  // namespace autograd
 
@@ -97,21 +103,20 @@ Tensor Tensor::contiguous() const {
 }
 
 Tensor& Tensor::copy_(const Tensor& from) {
-  autograd::check_in_place("copy", *this);
+  autograd::check_in_place("copy", *this, from.requires_grad());
+  const Tensor before = *this;  // what was there gets a gradient of 0
   copy_raw(*this, from);
   bump_version();
-  if (grad_enabled() && (from.requires_grad() || requires_grad())) {
-    record<1>("copy", *this, {&from},
-              [sizes = from.sizes(), dtype = from.dtype()](const Tensor& g, Needs) {
-                return std::array{sum_to(g, sizes).to(dtype)};
-              });
-  }
+  record<2>("copy", *this, {&before, &from},
+            [sizes = from.sizes(), dtype = from.dtype()](const Tensor& g, Needs needs) {
+              std::array<Tensor, 2> r;
+              if (needs[0]) r[0] = zeros(g.sizes(), g.dtype(), g.device());
+              if (needs[1]) r[1] = sum_to(g, sizes).to(dtype);
+              return r;
+            });
   return *this;
 }
-Tensor& Tensor::fill_(double value) {
-  NoGrad off;
-  return copy_(Tensor(value));
-}
+Tensor& Tensor::fill_(double value) { return copy_(Tensor(value)); }
 Tensor& Tensor::zero_() { return fill_(0); }
 
 }  // namespace sherd

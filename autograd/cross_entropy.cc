@@ -10,11 +10,18 @@ namespace {
 void check(const Tensor& logits, const Tensor& targets, const CrossEntropyArguments& a) {
   if (!is_float(logits.dtype()))
     fail("[cross_entropy] logits must be floating point, got ", logits.dtype());
-  if (targets.dtype() != kInt64)
-    fail("[cross_entropy] targets must be int64 class indices, got ", targets.dtype());
+  const bool probabilities = is_float(targets.dtype());
+  if (!probabilities && targets.dtype() != kInt64)
+    fail(
+        "[cross_entropy] targets must be int64 class indices, or probabilities of a floating point "
+        "dtype, got ",
+        targets.dtype());
+  if (probabilities && a.ignore_index >= 0)
+    fail("[cross_entropy] ignore_index ", a.ignore_index,
+         " has no meaning for targets that are probabilities");
   Dims expected;
   for (int i = 0; i < logits.dim(); ++i)
-    if (i != std::min(1, logits.dim() - 1)) expected.push(logits.size(i));
+    if (probabilities || i != std::min(1, logits.dim() - 1)) expected.push(logits.size(i));
   if (logits.dim() == 0 || !(targets.sizes() == expected))
     fail("[cross_entropy] logits ", logits.sizes(), " need targets ", expected, ", got ",
          targets.sizes());
@@ -34,21 +41,46 @@ Tensor to_rows(const Tensor& logits) {
   return (logits.dim() == 2 ? logits : logits.permute(order)).reshape({-1, logits.size(1)});
 }
 
+// -sum_v w[v] t[v] log p[v] of each row, where t are the targets' probabilities, smoothed.
+Tensor of_probabilities(const Tensor& logits, const Tensor& targets,
+                        const CrossEntropyArguments& a) {
+  const int classes = logits.dim() == 1 ? 0 : 1;
+  const int64_t v = logits.size(classes);
+  Tensor t = targets;
+  if (a.label_smoothing > 0)
+    t = t * (1 - a.label_smoothing) + a.label_smoothing / double(std::max<int64_t>(1, v));
+  if (a.weight.defined()) {
+    Dims sizes;
+    for (int i = 0; i < logits.dim(); ++i) sizes.push(i == classes ? v : 1);
+    t = t * a.weight.reshape(sizes);
+  }
+  const Tensor losses = -sum(log_softmax(logits, classes) * t, {classes});
+  if (a.reduction == Reduction::kNone) return losses.to(logits.dtype());
+  const Tensor total = sum(losses);
+  const Tensor y = a.reduction == Reduction::kSum ? total : total / double(losses.numel());
+  return y.to(logits.dtype());
+}
+
 }  // namespace
 
 Tensor cross_entropy_composed(const Tensor& logits, const Tensor& targets,
                               const CrossEntropyArguments& a) {
   check(logits, targets, a);
+  if (is_float(targets.dtype())) return of_probabilities(logits, targets, a);
   const Tensor p = log_softmax_composed(to_rows(logits), 1);
   const int64_t n = p.size(0), v = p.size(1);
-  const Tensor t = targets.reshape({n, 1}), kept = (t != Tensor(a.ignore_index)).to(p.dtype());
-  const Tensor hit = (t == arange(v).unsqueeze(0)).to(p.dtype());
+  const Tensor t = targets.reshape({n, 1}),
+               ignored = targets.reshape({n}) == Tensor(a.ignore_index);
+  const Tensor hit = t == arange(v).unsqueeze(0);
   const Tensor w = a.weight.defined() ? a.weight.to(p.dtype()).unsqueeze(0)
                                       : ones({1, 1}, p.dtype(), p.device());
-  const Tensor weights = sum(hit * w, {1}) * kept.squeeze(1);
-  Tensor losses = -(1 - a.label_smoothing) * sum(p * hit * w, {1}) * kept.squeeze(1);
-  if (a.label_smoothing > 0)
-    losses = losses - sum(p * w, {1}) * kept.squeeze(1) * (a.label_smoothing / double(v));
+  // By where, not by a factor of 0: a class of probability 0 has an infinite logarithm.
+  auto chosen = [&](const Tensor& x) { return sum(where(hit, x, Tensor(0.0)), {1}); };
+  auto of_kept = [&](const Tensor& x) { return where(ignored, Tensor(0.0), x); };
+  const Tensor weights = of_kept(chosen(w));
+  Tensor losses = -(1 - a.label_smoothing) * chosen(p * w);
+  if (a.label_smoothing > 0) losses = losses - sum(p * w, {1}) * (a.label_smoothing / double(v));
+  losses = of_kept(losses);
   if (a.reduction == Reduction::kSum) return sum(losses);
   if (a.reduction == Reduction::kMean) return sum(losses) / sum(weights);
   return losses.reshape(targets.sizes());
@@ -56,6 +88,7 @@ Tensor cross_entropy_composed(const Tensor& logits, const Tensor& targets,
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyArguments& a) {
   check(logits, targets, a);
+  if (is_float(targets.dtype())) return of_probabilities(logits, targets, a);
   Tensor x = to_rows(logits);
   if (x.dim() && x.size(1) > 1 && x.stride(1) != 1) x = x.contiguous();
   const int64_t n = x.size(0);
@@ -77,8 +110,10 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
   }
   return record<1>(
       "cross_entropy", y, {&x},
-      [x = Saved(x), t, a, options, lse, sums, targets](const Tensor& g, Needs) {
+      [x = Saved(x), targets = Saved(targets), weight = Saved(a.weight), t, a, options, lse, sums](
+          const Tensor& g, Needs) {
         const Tensor logits = x.get();
+        targets.get(), weight.get();  // unchanged since, or an error
         if (grad_enabled()) {
           CrossEntropyArguments rows = a;
           const Tensor y = cross_entropy_composed(logits, t, rows);

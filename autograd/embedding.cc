@@ -5,6 +5,25 @@
 
 namespace sherd {
 
+namespace {
+
+// The gradient of a table [v, c] from that of its rows; can be differentiated again.
+Tensor scatter_rows(const Tensor& g, const Tensor& ids, int64_t v, int64_t padding) {
+  const int64_t c = g.size(-1);
+  const Tensor gc = contiguous_raw(g), y = empty({v, c}, g.dtype(), g.device());
+  if (y.numel())
+    embedding_backward(g.device(), g.dtype())(
+        gc.as_strided_raw({ids.numel(), c}, {c, 1}, gc.storage_offset()), ids, padding, false, y);
+  return record<1>("embedding_backward", y, {&g},
+                   [ids = Saved(ids), padding](const Tensor& gg, Needs) {
+                     const Tensor i = ids.get(), rows = embedding(i, gg);
+                     const Tensor is_padding = (i == Tensor(padding)).unsqueeze(-1);
+                     return std::array{where(is_padding, Tensor(0.0), rows)};
+                   });
+}
+
+}  // namespace
+
 Tensor embedding(const Tensor& indices, const Tensor& weight, std::optional<int64_t> padding_idx) {
   autograd::refuse_placeholder("embedding", weight);
   if (weight.dim() != 2) fail("[embedding] weight must be [V, C], got shape ", weight.sizes());
@@ -27,8 +46,7 @@ Tensor embedding(const Tensor& indices, const Tensor& weight, std::optional<int6
   return record<1>(
       "embedding", y, {&weight},
       [ids = Saved(ids), v, c, padding, dtype = weight.dtype()](const Tensor& g, Needs needs) {
-        if (grad_enabled())
-          fail("[embedding] the second derivative is not supported: use matmul with one-hot rows");
+        if (grad_enabled()) return std::array{scatter_rows(g, ids.get(), v, padding)};
         autograd::GradSink::Destination to = needs.destination(0, dtype);
         if (!to.tensor.defined()) to = {empty({v, c}, dtype, g.device()), false};
         const Tensor i = ids.get(), gc = contiguous_raw(g);

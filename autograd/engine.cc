@@ -254,7 +254,7 @@ void Run::add_to_leaf(AutogradMeta& m, Tensor g) {
       return;
     }
     MemoryScope scope(MemoryCategory::kGradients);
-    if (owned(g) && g.is_contiguous() && !g.impl()->is_view) {
+    if (owned(g) && g.is_contiguous() && g.nbytes() == g.storage()->bytes()) {
       g.storage()->set_category(MemoryCategory::kGradients);
       m.grad = std::move(g);
     } else {

@@ -21,10 +21,10 @@ Tensor write_gradient(const Needs& needs, int i, const Dims& sizes, DType dtype,
 // [.., M, K] as [M', K], if the leading dimensions lie as one; undefined otherwise.
 Tensor fold(const Tensor& x) {
   if (x.dim() == 2) return x.detach();
-  if (x.dim() > 2 && x.is_contiguous())
-    return x.as_strided_raw({x.numel() / std::max<int64_t>(1, x.size(-1)), x.size(-1)},
-                            {x.size(-1), 1}, x.storage_offset());
-  return {};
+  if (!x.is_contiguous()) return {};
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < x.dim(); ++i) rows *= x.size(i);
+  return x.as_strided_raw({rows, x.size(-1)}, {x.size(-1), 1}, x.storage_offset());
 }
 
 // [.., M, K] x [.., K, N] -> [.., M, N], not recorded.
@@ -106,6 +106,10 @@ Tensor Tensor::matmul(const Tensor& o) const { return sherd::matmul(*this, o); }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   autograd::refuse_placeholder("linear", weight);
+  if (weight.dim() == 1) {  // one output feature, without its dimension
+    const Tensor y = sherd::matmul(x, weight);
+    return bias.defined() ? y + bias : y;
+  }
   if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1))
     fail("[linear] input ", x.sizes(), " does not fit weight ", weight.sizes(),
          ": expected an input [.., in_features] and a weight [out_features, in_features]");

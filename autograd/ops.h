@@ -8,6 +8,7 @@
 // Legend: B batch, T time, S keys, C channels, H heads, D channels a head, V classes, N rows.
 // Errors name the op in brackets and the shapes. How to add one: CONTRIBUTING.md.
 #pragma once
+#include <concepts>
 #include <optional>
 #include <string>
 #include <vector>
@@ -64,7 +65,7 @@ std::vector<Tensor> chunk(const Tensor& x, int64_t chunks, int64_t dim = 0);
 // ---- products
 // As torch.matmul: [.., M, K] x [.., K, N] with broadcast batches; vectors allowed on either side.
 Tensor matmul(const Tensor& a, const Tensor& b);
-// x [.., I] weight [O, I]^T + bias [O] -> [.., O]; bias may be undefined.
+// x [.., I] weight [O, I]^T + bias [O] -> [.., O]; bias may be undefined. A weight [I] gives [..].
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
 // ---- structured
@@ -87,7 +88,8 @@ struct CrossEntropyArguments {
       Reduction::kMean;  // mean: over the weights of the targets that are not ignored
   double label_smoothing = 0;
 };
-// logits [N, V], [N, V, d1, ..] or [V]; targets: class indices of the same shape without V.
+// logits [N, V], [N, V, d1, ..] or [V]; targets: int64 class indices of the same shape without V, or
+// probabilities of the same shape (their mean is over all rows; ignore_index has no meaning there).
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyArguments& arguments = {});
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::kMean);
@@ -112,7 +114,11 @@ Tensor dropout(const Tensor& x, double p = 0.5, bool training = true);
 
 // ---- creation
 Tensor arange(int64_t end);  // int64: 0, 1, ..
-Tensor arange(double start, double end, double step, DType dtype = kFloat32);
+Tensor arange(double start, double end, double step = 1, DType dtype = kFloat32);
+template <std::integral A, std::integral B, std::integral C = int>
+Tensor arange(A start, B end, C step = 1, DType dtype = kInt64) {
+  return arange(double(start), double(end), double(step), dtype);
+}
 Tensor rand(const Dims& sizes,
             DType dtype = kFloat32);  // uniform in [0, 1), from the context's generator
 Tensor randn(const Dims& sizes, DType dtype = kFloat32);       // normal

@@ -97,7 +97,8 @@ void attach(const Tensor& y, Ref<Node> node) {
 }
 
 // Error where an in-place change of `x` would break the graph.
-void check_in_place(const char* op, const Tensor& x);
+// `gives_history`: another input requires a gradient.
+void check_in_place(const char* op, const Tensor& x, bool gives_history);
 
 }  // namespace autograd
 
@@ -116,7 +117,7 @@ Tensor& call_(const Op& op, Tensor& x, const In&... in) {  // x = op(x, in...)
   const Tensor* t[] = {&x, &in...};
   Plan p = plan(Op::name, t, condition_of<Op>, kinds_of<Op>, gives_bool<Op>);
   check_writable(Op::name, x, p, true);
-  autograd::check_in_place(Op::name, x);
+  autograd::check_in_place(Op::name, x, (in.requires_grad() || ...));
   Ref<autograd::Node> node = autograd::pointwise_node(op, x, in...);
   evaluate(op, x, p.common, x, in...);
   x.bump_version();

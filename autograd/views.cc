@@ -49,10 +49,32 @@ bool view_strides(const Tensor& x, const Dims& sizes, Dims& strides) {
   return to < 0;
 }
 
-Tensor make_view(const char* op, const Tensor& x, const Dims& sizes, const Dims& strides) {
+// [Note: views and in-place changes] A view's history says how it was cut from its base as that was. An in-place
+// change gives the base another history, which the view does not get; so a backward through a view whose family
+// was changed after it was taken is an error, and an in-place change through a view is one at once
+// (autograd::check_in_place).
+template <class F>
+Tensor record_view(const char* op, const Tensor& x, const Dims& sizes, const Dims& strides,
+                   int64_t offset, F gradient) {
+  const Tensor y = x.as_strided_raw(sizes, strides, offset);
+  y.impl()->is_view = true;
+  if (x.is_leaf())
+    return record<1>(op, y, {&x},
+                     [gradient](const Tensor& g, Needs) { return std::array{gradient(g)}; });
   return record<1>(
-      op, x.as_strided_raw(sizes, strides, x.storage_offset()), {&x},
-      [from = x.sizes()](const Tensor& g, Needs) { return std::array{g.reshape(from)}; });
+      op, y, {&x},
+      [gradient, op, family = x.family(), version = x.version()](const Tensor& g, Needs) {
+        if (family->version != version)
+          fail("[", op,
+               "] the tensor that this is a view of was changed in place after the view was "
+               "taken: make the change on a clone");
+        return std::array{gradient(g)};
+      });
+}
+
+Tensor make_view(const char* op, const Tensor& x, const Dims& sizes, const Dims& strides) {
+  return record_view(op, x, sizes, strides, x.storage_offset(),
+                     [from = x.sizes()](const Tensor& g) { return g.reshape(from); });
 }
 
 }  // namespace
@@ -88,8 +110,8 @@ Tensor Tensor::transpose(int64_t a, int64_t b) const {
   const int i = wrap_dim("transpose", a, dim()), j = wrap_dim("transpose", b, dim());
   Dims s = sizes(), st = strides();
   if (dim() > 0) std::swap(s[i], s[j]), std::swap(st[i], st[j]);
-  return record<1>("transpose", as_strided_raw(s, st, storage_offset()), {this},
-                   [i, j](const Tensor& g, Needs) { return std::array{g.transpose(i, j)}; });
+  return record_view("transpose", *this, s, st, storage_offset(),
+                     [i, j](const Tensor& g) { return g.transpose(i, j); });
 }
 Tensor Tensor::t() const {
   if (dim() > 2) fail("[t] expects a tensor with at most 2 dimensions, got shape ", sizes());
@@ -106,8 +128,8 @@ Tensor Tensor::permute(const Dims& dims) const {
       fail("[permute] dimension ", dims[i], " appears twice in ", dims);
     s[i] = sizes()[d], st[i] = strides()[d], inverse[d] = i;
   }
-  return record<1>("permute", as_strided_raw(s, st, storage_offset()), {this},
-                   [inverse](const Tensor& g, Needs) { return std::array{g.permute(inverse)}; });
+  return record_view("permute", *this, s, st, storage_offset(),
+                     [inverse](const Tensor& g) { return g.permute(inverse); });
 }
 Tensor Tensor::expand(const Dims& to) const {
   Dims s = to, st = to;
@@ -124,9 +146,8 @@ Tensor Tensor::expand(const Dims& to) const {
     }
     st[i] = is_new || (mine == 1 && s[i] != 1) ? 0 : strides()[i - lead];
   }
-  return record<1>(
-      "expand", as_strided_raw(s, st, storage_offset()), {this},
-      [from = sizes()](const Tensor& g, Needs) { return std::array{sum_to(g, from)}; });
+  return record_view("expand", *this, s, st, storage_offset(),
+                     [from = sizes()](const Tensor& g) { return sum_to(g, from); });
 }
 Tensor Tensor::squeeze() const {
   Dims s, st;
@@ -158,13 +179,13 @@ Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
     fail("[narrow] start ", start, " and length ", length, " leave dimension ", d, " of ", sizes());
   Dims s = sizes();
   s[k] = length;
-  return record<1>(
-      "narrow", as_strided_raw(s, strides(), storage_offset() + start * strides()[k]), {this},
-      [from = sizes(), k, start, length](const Tensor& g, Needs) {
+  return record_view(
+      "narrow", *this, s, strides(), storage_offset() + start * strides()[k],
+      [from = sizes(), k, start, length](const Tensor& g) {
         Dims before = from, after = from;
         before[k] = start, after[k] = from[k] - start - length;
-        return std::array{
-            cat({zeros(before, g.dtype(), g.device()), g, zeros(after, g.dtype(), g.device())}, k)};
+        return cat({zeros(before, g.dtype(), g.device()), g, zeros(after, g.dtype(), g.device())},
+                   k);
       });
 }
 Tensor Tensor::select(int64_t d, int64_t index) const {
@@ -177,42 +198,51 @@ Tensor Tensor::select(int64_t d, int64_t index) const {
 
 Tensor cat(const std::vector<Tensor>& in, int64_t dim) {
   if (in.empty()) fail("[cat] needs at least one tensor");
-  std::vector<Tensor> tensors;
+  // PyTorch lets an empty vector stand anywhere.
+  auto is_nothing = [](const Tensor& t) { return t.dim() == 1 && t.numel() == 0; };
   std::vector<const Tensor*> promoted;
+  const Tensor* first = nullptr;
   for (auto& t : in) {
     promoted.push_back(&t);
     if (t.dim() == 0) fail("[cat] a 0-d tensor cannot be joined: use stack");
-    if (!(t.dim() == 1 && t.numel() == 0))
-      tensors.push_back(t);  // PyTorch lets an empty vector stand anywhere
+    if (!first && !is_nothing(t)) first = &t;
   }
-  DType dtype = promote(std::span<const Tensor* const>(promoted));
-  if (tensors.empty()) return empty({0}, dtype, in[0].device());
-  const int k = wrap_dim("cat", dim, tensors[0].dim());
-  Dims sizes = tensors[0].sizes();
+  if (!first) first = &in[0];
+  const int k = wrap_dim("cat", dim, first->dim());
+  Dims sizes = first->sizes();
   sizes[k] = 0;
-  for (auto& t : tensors) {
+  for (auto& t : in) {
+    if (is_nothing(t)) continue;
     for (int i = 0; i < std::max(t.dim(), sizes.n); ++i)
       if (t.dim() != sizes.n || (i != k && t.size(i) != sizes[i]))
-        fail("[cat] shapes ", tensors[0].sizes(), " and ", t.sizes(),
-             " differ in more than dimension ", dim);
+        fail("[cat] shapes ", first->sizes(), " and ", t.sizes(), " differ in more than dimension ",
+             dim);
+    if (t.device() != first->device())
+      fail("[cat] tensors on different devices: ", first->device(), " and ", t.device());
     sizes[k] += t.size(k);
   }
-  Tensor y = empty(sizes, dtype, tensors[0].device());
-  std::vector<int64_t> lengths;
+  Tensor y = empty(sizes, promote(std::span<const Tensor* const>(promoted)), first->device());
+  struct Part {
+    int64_t length;  // along k; -1: an empty vector
+    DType dtype;
+  };
+  std::vector<Part> parts;
   int64_t at = 0;
-  for (auto& t : tensors) {
-    Dims part = t.sizes();
-    if (t.numel()) copy_raw(y.as_strided_raw(part, y.strides(), at * y.strides()[k]), t);
-    at += t.size(k), lengths.push_back(t.size(k));
+  for (auto& t : in) {
+    parts.push_back({is_nothing(t) ? -1 : t.size(k), t.dtype()});
+    if (t.numel() == 0) continue;
+    copy_raw(y.as_strided_raw(t.sizes(), y.strides(), at * y.strides()[k]), t);
+    at += t.size(k);
   }
-  std::vector<DType> dtypes;
-  for (auto& t : tensors) dtypes.push_back(t.dtype());
   return autograd::record_many(
-      "cat", {y}, tensors, [k, lengths, dtypes](std::span<const Tensor> g, autograd::Needs needs) {
-        std::vector<Tensor> r(lengths.size());
+      "cat", {y}, in, [k, parts](std::span<const Tensor> g, autograd::Needs needs) {
+        std::vector<Tensor> r(parts.size());
         int64_t at = 0;
-        for (size_t i = 0; i < r.size(); at += lengths[i++])
-          if (needs[int(i)]) r[i] = g[0].narrow(k, at, lengths[i]).to(dtypes[i]);
+        for (size_t i = 0; i < r.size(); at += std::max<int64_t>(0, parts[i++].length)) {
+          if (!needs[int(i)]) continue;
+          r[i] = parts[i].length < 0 ? zeros({0}, parts[i].dtype, g[0].device())
+                                     : g[0].narrow(k, at, parts[i].length).to(parts[i].dtype);
+        }
         return r;
       })[0];
 }

@@ -31,7 +31,6 @@ Tensor Tensor::as_strided_raw(const Dims& sizes, const Dims& strides, int64_t of
   auto p = make_ref<TensorImpl>();
   p->storage = get().storage;
   p->sizes = sizes, p->strides = strides, p->offset = offset, p->dtype = get().dtype;
-  p->is_view = true;
   p->family = family();
   return Tensor(std::move(p));
 }

@@ -39,8 +39,8 @@ struct TensorImpl : Counted {
   Dims sizes, strides;  // in elements
   int64_t offset = 0;   // in elements
   DType dtype = kFloat32;
-  bool wrapped = false;  // a number: takes part in promotion by its category alone
-  bool is_view = false;
+  bool wrapped = false;      // a number: takes part in promotion by its category alone
+  bool is_view = false;      // by an op that records: see [Note: views and in-place changes]
   bool placeholder = false;  // a sharded parameter outside of its module's forward: ops refuse it
   Ref<ViewFamily> family;    // made at first need: see Tensor::family()
   Ref<Counted> autograd;     // autograd::AutogradMeta; none for a plain constant
