@@ -7,10 +7,9 @@
 #include <exception>
 #include <mutex>
 
-namespace sherd {
+#include "core/threads.h"
 
-int num_threads();  // of this process's kernels; starts as OMP_NUM_THREADS or the number of cores
-void set_num_threads(int n);  // n >= 1; libraries that kernels call use as many
+namespace sherd {
 
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {

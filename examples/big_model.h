@@ -13,7 +13,8 @@ class LargeTransformerBlock : public nn::Module {
   LargeTransformerBlock(int64_t dim, int64_t ff_dim, int64_t heads = 8, bool causal = true)
       : layer_norm(add<nn::LayerNorm>("layer_norm", dim)),
         attention(add<nn::MultiheadAttention>("attention", dim, heads)),
-        ffn(add<nn::Sequential>("ffn", nn::Linear(dim, ff_dim), nn::ReLU(), nn::Linear(ff_dim, dim))),
+        ffn(add<nn::Sequential>("ffn", nn::Linear(dim, ff_dim), nn::ReLU(),
+                                nn::Linear(ff_dim, dim))),
         causal(causal) {}
 
   Tensor forward(const Tensor& x) {  // [B, T, C] -> [B, T, C]
@@ -29,18 +30,21 @@ class LargeTransformerBlock : public nn::Module {
 
 struct BigModelOptions {
   int64_t heads = 8;
-  bool causal = true;                    // without a mask the model sees its labels
-  bool activation_checkpointing = false; // keep only the blocks' inputs, compute the rest again in backward
+  bool causal = true;  // without a mask the model sees its labels
+  bool activation_checkpointing =
+      false;  // keep only the blocks' inputs, compute the rest again in backward
 };
 
 class BigModel : public nn::Module {
  public:
-  BigModel(int64_t layers, int64_t dim, int64_t ff_dim, int64_t vocab, const BigModelOptions& options = {})
+  BigModel(int64_t layers, int64_t dim, int64_t ff_dim, int64_t vocab,
+           const BigModelOptions& options = {})
       : embedding(add<nn::Embedding>("embedding", vocab, dim)),
         layers(add<nn::ModuleList<LargeTransformerBlock>>("layers")),
         output_head(add<nn::Linear>("output_head", dim, vocab)),
         checkpointed(options.activation_checkpointing) {
-    for (int64_t i = 0; i < layers; ++i) this->layers->append(dim, ff_dim, options.heads, options.causal);
+    for (int64_t i = 0; i < layers; ++i)
+      this->layers->append(dim, ff_dim, options.heads, options.causal);
   }
 
   Tensor forward(const Tensor& ids) {  // int64 [B, T] -> logits [B, T, V]

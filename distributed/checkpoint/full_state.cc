@@ -24,20 +24,6 @@ std::string broadcast_text(const Group& group, std::string text) {
   return {reinterpret_cast<const char*>(bytes.data<uint8_t>()), size_t(bytes.numel())};
 }
 
-// Runs `f` on rank 0; what it throws is thrown on every rank.
-void on_rank0(const ModelState& model, const std::function<void()>& f) {
-  std::string error;
-  if (model.is_rank0()) {
-    try {
-      f();
-    } catch (const std::exception& e) {
-      error = e.what();
-    }
-  }
-  error = broadcast_text(model.group(), error);
-  if (!error.empty()) throw Error(error);
-}
-
 // Throws on all ranks if any rank has an error: the lowest rank's.
 void agree(const Group& group, const std::string& error) {
   const int w = size_of_group(group);
@@ -126,6 +112,11 @@ void ModelState::for_each_full(const Local& local, const Whole& f) {
       [&](const std::string& name, const Tensor&) { return local(*by_name.at(name)); }, f);
 }
 
+void throw_if_rank0_failed(const ModelState& model, const std::string& error) {
+  const std::string e = broadcast_text(model.group(), error);
+  if (!e.empty()) throw Error(e);
+}
+
 // ---- weights
 FileSummary save_weights(const std::string& path, ModelState& model) {
   std::unique_ptr<SafetensorsWriter> writer;
@@ -144,9 +135,7 @@ FileSummary save_weights(const std::string& path, ModelState& model) {
                       });
   if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
   writer.reset();
-  on_rank0(model, [&] {
-    if (!quiet.error().empty()) throw Error(quiet.error());
-  });
+  throw_if_rank0_failed(model, quiet.error());
   return summary;
 }
 
@@ -180,8 +169,7 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
     if (const Tensor* g = state.find(prefix + "group"))
       groups.data<int64_t>()[i] = g->item<int64_t>();
     for (auto& [name, t] : state)
-      if (name.starts_with(prefix) && name != prefix + "step" &&
-          name != prefix + "group")
+      if (name.starts_with(prefix) && name != prefix + "step" && name != prefix + "group")
         kinds.insert(name.substr(prefix.size()));
   }
   if (size_of_group(model.group()) > 1)
@@ -243,9 +231,7 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
         });
   if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
   writer.reset();
-  on_rank0(model, [&] {
-    if (!quiet.error().empty()) throw Error(quiet.error());
-  });
+  throw_if_rank0_failed(model, quiet.error());
   return summary;
 }
 

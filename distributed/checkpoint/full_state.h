@@ -42,6 +42,9 @@ class ModelState {
   std::vector<Part> parts_;
 };
 
+// Throws on every rank what rank 0 says; empty: nothing.
+void throw_if_rank0_failed(const ModelState& model, const std::string& error);
+
 // The files' sizes and checksums are returned on rank 0 (see core/atomic_file.h); elsewhere they are empty.
 FileSummary save_weights(const std::string& path, ModelState& model);
 // One Error, the same on all ranks, lists all names that are missing, unexpected or misshapen; nothing is changed then.

@@ -14,7 +14,8 @@ namespace fs = std::filesystem;
 std::string from_user(const std::string& path) {
   if (path.empty() || fs::path(path).is_absolute()) return path;
   for (const char* variable : {"SHERD_WORKING_DIRECTORY", "BUILD_WORKING_DIRECTORY"})
-    if (const char* folder = std::getenv(variable)) return (fs::path(folder) / path).lexically_normal().string();
+    if (const char* folder = std::getenv(variable))
+      return (fs::path(folder) / path).lexically_normal().string();
   return fs::absolute(path).lexically_normal().string();
 }
 
@@ -39,17 +40,21 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   auto group = [&](const char* title) { return app.add_option_group(title); };
 
   auto* run = group("How it runs");
-  run->add_option("--nproc_per_node", o.nproc_per_node, "ranks on this machine: a number, auto or cpu (default 2)");
+  run->add_option("--nproc_per_node", o.nproc_per_node,
+                  "ranks on this machine: a number, auto or cpu (default 2)");
   run->add_option("--threads", o.threads, "threads a rank")->check(CLI::PositiveNumber);
   run->add_option("--seed", o.seed, "of weights, order and dropout");
   run->add_option("--strategy", o.strategy, "full_shard, shard_grad_op, no_shard or ddp")
       ->check(CLI::IsMember({"full_shard", "shard_grad_op", "no_shard", "ddp"}));
-  run->add_option("--wrap_min_params", o.wrap_min_params, "0: a unit a block; else the size-based policy")
+  run->add_option("--wrap_min_params", o.wrap_min_params,
+                  "0: a unit a block; else the size-based policy")
       ->check(CLI::NonNegativeNumber);
-  run->add_option("--precision", o.precision, "fp32 or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
+  run->add_option("--precision", o.precision, "fp32 or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
 
   auto* model = group("Model");
-  model->add_option("--preset", o.preset, "laptop or seed")->check(CLI::IsMember({"laptop", "seed"}));
+  model->add_option("--preset", o.preset, "laptop or seed")
+      ->check(CLI::IsMember({"laptop", "seed"}));
   model->add_option("--layers", o.layers)->check(CLI::NonNegativeNumber);
   model->add_option("--dim", o.dim)->check(CLI::PositiveNumber);
   model->add_option("--ff_dim", o.ff_dim)->check(CLI::PositiveNumber);
@@ -61,38 +66,50 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                   "compute blocks again in backward instead of keeping them");
 
   auto* training = group("Training");
-  training->add_option("--batch_size", o.batch_size, "sequences a rank and micro-batch")->check(CLI::PositiveNumber);
-  training->add_option("--accumulate", o.accumulate, "micro-batches a step")->check(CLI::PositiveNumber);
+  training->add_option("--batch_size", o.batch_size, "sequences a rank and micro-batch")
+      ->check(CLI::PositiveNumber);
+  training->add_option("--accumulate", o.accumulate, "micro-batches a step")
+      ->check(CLI::PositiveNumber);
   training->add_option("--steps", o.steps)->check(CLI::NonNegativeNumber);
   training->add_option("--lr", o.lr)->check(CLI::NonNegativeNumber);
-  training->add_option("--min_lr", o.min_lr, "at the end of the cosine")->check(CLI::NonNegativeNumber);
+  training->add_option("--min_lr", o.min_lr, "at the end of the cosine")
+      ->check(CLI::NonNegativeNumber);
   training->add_option("--beta1", o.beta1)->check(CLI::Range(0.0, 1.0));
   training->add_option("--beta2", o.beta2)->check(CLI::Range(0.0, 1.0));
   training->add_option("--weight_decay", o.weight_decay)->check(CLI::NonNegativeNumber);
-  training->add_option("--max_norm", o.max_norm, "of gradients; 0: no clipping")->check(CLI::NonNegativeNumber);
+  training->add_option("--max_norm", o.max_norm, "of gradients; 0: no clipping")
+      ->check(CLI::NonNegativeNumber);
   training->add_option("--warmup_steps", o.warmup_steps)->check(CLI::NonNegativeNumber);
-  training->add_option("--schedule", o.schedule, "cosine or constant")->check(CLI::IsMember({"cosine", "constant"}));
+  training->add_option("--schedule", o.schedule, "cosine or constant")
+      ->check(CLI::IsMember({"cosine", "constant"}));
 
   auto* data = group("Data");
-  data->add_option("--data", o.data, "text file, folder, or .bin of uint16 tokens; several allowed");
+  data->add_option("--data", o.data,
+                   "text file, folder, or .bin of uint16 tokens; several allowed");
   data->add_option("--val_data", o.val_data, "validation data of the same kind");
-  data->add_option("--tokenizer", o.tokenizer, "bytes or bpe")->check(CLI::IsMember({"bytes", "bpe"}));
+  data->add_option("--tokenizer", o.tokenizer, "bytes or bpe")
+      ->check(CLI::IsMember({"bytes", "bpe"}));
   data->add_flag("--shuffle", o.shuffle, "(default true)");
-  data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")->check(CLI::NonNegativeNumber);
+  data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")
+      ->check(CLI::NonNegativeNumber);
 
   auto* sample = group("Sample");
   sample->add_option("--prompt", o.prompt);
-  sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")->check(CLI::NonNegativeNumber);
-  sample->add_option("--temperature", o.temperature, "0: the likeliest token")->check(CLI::NonNegativeNumber);
+  sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")
+      ->check(CLI::NonNegativeNumber);
+  sample->add_option("--temperature", o.temperature, "0: the likeliest token")
+      ->check(CLI::NonNegativeNumber);
   sample->add_option("--top_k", o.top_k, "0: all tokens")->check(CLI::NonNegativeNumber);
 
   auto* files = group("Files");
   files->add_option("--checkpoint_dir", o.checkpoint_dir);
-  files->add_option("--save_interval", o.save_interval, "steps; 0: nothing is saved")->check(CLI::NonNegativeNumber);
+  files->add_option("--save_interval", o.save_interval, "steps; 0: nothing is saved")
+      ->check(CLI::NonNegativeNumber);
   files->add_flag("--resume", o.resume, "go on from the last checkpoint");
   files->add_flag("--overwrite", o.overwrite, "start afresh in a folder that holds checkpoints");
   files->add_option("--init_from", o.init_from, "start from these weights (.safetensors)");
-  files->add_option("--save_weights", o.save_weights, "write the weights here at the end (.safetensors)");
+  files->add_option("--save_weights", o.save_weights,
+                    "write the weights here at the end (.safetensors)");
   files->add_option("--log_jsonl", o.log_jsonl, "one JSON object a step");
 
   try {
@@ -115,15 +132,18 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
     return std::nullopt;
   };
   if (o.dim % o.heads != 0)
-    return refuse("--dim=" + std::to_string(o.dim) + " must be a multiple of --heads=" + std::to_string(o.heads));
+    return refuse("--dim=" + std::to_string(o.dim) +
+                  " must be a multiple of --heads=" + std::to_string(o.heads));
   if (o.resume && o.overwrite) return refuse("--resume and --overwrite exclude each other");
   for (auto* list : {&o.data, &o.val_data})
     for (auto& p : *list) {
       p = from_user(p);
       if (!fs::exists(p)) return refuse("there is no file or folder " + p);
     }
-  for (auto* p : {&o.checkpoint_dir, &o.init_from, &o.save_weights, &o.log_jsonl}) *p = from_user(*p);
-  if (!o.init_from.empty() && !fs::exists(o.init_from)) return refuse("there is no file " + o.init_from);
+  for (auto* p : {&o.checkpoint_dir, &o.init_from, &o.save_weights, &o.log_jsonl})
+    *p = from_user(*p);
+  if (!o.init_from.empty() && !fs::exists(o.init_from))
+    return refuse("there is no file " + o.init_from);
   return o;
 }
 

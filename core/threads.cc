@@ -1,4 +1,4 @@
-#include "core/parallel_for.h"
+#include "core/threads.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -6,6 +6,8 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+
+#include <algorithm>
 
 #include "core/error.h"
 

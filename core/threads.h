@@ -1,0 +1,9 @@
+// How many threads kernels use.
+#pragma once
+
+namespace sherd {
+
+int num_threads();  // of this process's kernels; starts as OMP_NUM_THREADS or the number of cores
+void set_num_threads(int n);  // n >= 1; libraries that kernels call use as many
+
+}  // namespace sherd

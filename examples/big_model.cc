@@ -1,0 +1,482 @@
+// The main job: BigModel trained on text, fully sharded over the ranks of this machine or of several.
+//
+//     ./bazelw run //examples:big_model                           # 2 ranks here, English text, a few minutes
+//     ./bazelw run //examples:big_model -- --data=my.txt --nproc_per_node=4 --precision=bf16
+//     sherdrun --nproc_per_node=2 big_model --data=tokens.bin     # or under a launcher
+#include "examples/big_model.h"
+
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+
+#include "core/peak.h"
+#include "distributed/checkpoint/checkpoint_folder.h"
+#include "distributed/checkpoint/full_state.h"
+#include "examples/support/corpus.h"
+#include "examples/support/generate.h"
+#include "examples/support/options.h"
+#include "examples/support/report.h"
+
+namespace examples {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+// A mistake of the user's: one line, exit code 2.
+struct UsageError : Error {
+  using Error::Error;
+};
+
+double milliseconds_since(Clock::time_point t) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - t).count();
+}
+
+// Floating point operations of a training step, a token: 2 a multiply-add; backward costs twice forward.
+double flops_per_token(const Options& o) {
+  const double block = 4.0 * o.dim * o.dim + 2.0 * o.dim * o.ff_dim;
+  const double scores = 2.0 * o.seq_len * o.dim * (o.causal ? 0.5 : 1);
+  return 6 * (double(o.layers) * (block + scores) + double(o.dim) * o.vocab_size);
+}
+
+class Training {
+ public:
+  explicit Training(const Options& options);
+  void run();
+
+ private:
+  struct Reduced {
+    double loss, peak_mib;
+  };
+
+  Tensor forward(const Tensor& ids) { return nn::call(model_, ids); }
+  void wrap();
+  void open_checkpoints();
+  void save(int64_t step);
+  void resume(const dist::Checkpoint& c);
+  void train();
+  double train_step(data::DataLoader::Iterator& batches, data::DataLoader& loader, int64_t step);
+  Reduced over_ranks(double loss_sum) const;
+  void evaluate(int64_t step);
+  void sample();
+  nlohmann::json config() const;
+  dist::ModelState state() {
+    return fsdp_ ? dist::ModelState(*fsdp_) : dist::ModelState(model_, dist::default_group());
+  }
+
+  Options o_;
+  Corpus corpus_;
+  BigModel model_;
+  std::optional<FullyShardedDataParallel<BigModel>> fsdp_;
+  std::optional<DistributedDataParallel<BigModel>> ddp_;
+  std::optional<optim::AdamW> optimizer_;
+  std::unique_ptr<optim::LRScheduler> schedule_;
+  std::unique_ptr<data::DistributedSampler> sampler_;
+  std::unique_ptr<data::DataLoader> loader_;
+  std::unique_ptr<Reporter> reporter_;
+  int64_t step_ = 0;
+};
+
+Corpus load_on_every_rank(const Options& o) {
+  // Rank 0 first: it trains the tokenizer, the others find it in the cache.
+  Corpus c;
+  std::string error;
+  for (int turn = 0; turn < 2; ++turn) {
+    if ((dist::rank() == 0) == (turn == 0)) {
+      try {
+        c = load_corpus(o, cache_folder());
+      } catch (const Error& e) {
+        error = e.what();
+      }
+    }
+    dist::barrier();
+  }
+  if (!error.empty()) throw UsageError(error);
+  return c;
+}
+
+Training::Training(const Options& options)
+    : o_(options),
+      corpus_(load_on_every_rank(options)),
+      model_(o_.layers, o_.dim, o_.ff_dim, o_.vocab_size,
+             {.heads = o_.heads,
+              .causal = o_.causal,
+              .activation_checkpointing = o_.activation_checkpointing}) {
+  default_generator().seed(o_.seed, uint64_t(dist::rank()));
+  if (o_.precision == "bf16") {
+    Tensor choice = tensor<int64_t>({int64_t(bf16_products())});
+    dist::broadcast(choice, 0);
+    set_bf16_products(Bf16Products(choice.item<int64_t>()));
+  }
+  wrap();
+  optimizer_.emplace(
+      model_.named_parameters(),
+      optim::AdamWOptions{
+          .lr = o_.lr, .betas = {o_.beta1, o_.beta2}, .weight_decay = o_.weight_decay});
+  if (o_.schedule == "cosine")
+    schedule_ = std::make_unique<optim::WarmupCosineLR>(
+        *optimizer_, optim::WarmupCosineOptions{.warmup_steps = o_.warmup_steps,
+                                                .total_steps = std::max<int64_t>(1, o_.steps),
+                                                .min_lr = o_.min_lr});
+  else
+    schedule_ = std::make_unique<optim::LambdaLR>(*optimizer_, [w = o_.warmup_steps](int64_t t) {
+      return t < w ? double(t + 1) / double(w) : 1.0;
+    });
+  sampler_ = std::make_unique<data::DistributedSampler>(
+      corpus_.train->size(), data::DistributedOptions{.num_replicas = dist::world_size(),
+                                                      .rank = dist::rank(),
+                                                      .shuffle = o_.shuffle,
+                                                      .seed = o_.seed,
+                                                      .drop_last = true});
+  loader_ = std::make_unique<data::DataLoader>(*corpus_.train,
+                                               data::LoaderOptions{.batch_size = o_.batch_size,
+                                                                   .sampler = sampler_.get(),
+                                                                   .num_workers = 1,
+                                                                   .drop_last = true});
+  if (loader_->size() == 0 && o_.steps > 0)
+    throw UsageError(concat("the data make ", corpus_.train->size(), " samples of ", o_.seq_len,
+                            " tokens: too few for a batch of ", o_.batch_size, " on each of ",
+                            dist::world_size(), " ranks"));
+  reporter_ = std::make_unique<Reporter>(dist::rank() == 0, o_.log_jsonl, config());
+  open_checkpoints();
+}
+
+void Training::wrap() {
+  const MixedPrecision precision =
+      o_.precision == "bf16" ? MixedPrecision{.param_dtype = kBFloat16, .reduce_dtype = kFloat32}
+                             : MixedPrecision{};
+  // Data parallelism with a lower precision is FSDP that cuts nothing: master weights and a copy to compute with.
+  if (o_.strategy == "ddp" && o_.precision == "fp32") {
+    ddp_.emplace(model_);
+    return;
+  }
+  fsdp_.emplace(
+      model_, FsdpOptions{.auto_wrap_policy = o_.wrap_min_params > 0
+                                                  ? size_based_auto_wrap_policy(o_.wrap_min_params)
+                                                  : module_wrap_policy<LargeTransformerBlock>(),
+                          .sharding_strategy =
+                              o_.strategy == "full_shard"      ? ShardingStrategy::kFullShard
+                              : o_.strategy == "shard_grad_op" ? ShardingStrategy::kShardGradOp
+                                                               : ShardingStrategy::kNoShard,
+                          .mixed_precision = precision,
+                          .gather_in_backward = GatherInBackward::kIfSaved});
+}
+
+nlohmann::json Training::config() const {
+  const bool shards =
+      fsdp_ && fsdp_->runtime()->options().sharding_strategy != ShardingStrategy::kNoShard;
+  nlohmann::json j = {
+      {"strategy", fsdp_ ? name_of(fsdp_->runtime()->options().sharding_strategy) : "ddp"},
+      {"world_size", dist::world_size()},
+      {"backend", dist::default_group()->backend()},
+      {"device", to_string(dist::local_device())},
+      {"shard_group_size", shards ? dist::world_size() : 1},
+      {"precision", o_.precision},
+      {"backward_prefetch", fsdp_ ? "pre" : "none"},
+      {"units", fsdp_ ? int64_t(fsdp_->units().size()) : ddp_->num_buckets()},
+      {"layers", o_.layers},
+      {"dim", o_.dim},
+      {"ff_dim", o_.ff_dim},
+      {"heads", o_.heads},
+      {"vocab_size", o_.vocab_size},
+      {"seq_len", o_.seq_len},
+      {"causal", o_.causal},
+      {"parameters", 0},
+      {"batch_size", o_.batch_size},
+      {"accumulate", o_.accumulate},
+      {"steps", o_.steps},
+      {"lr", o_.lr},
+      {"schedule", o_.schedule},
+      {"seed", o_.seed},
+      {"threads", num_threads()},
+      {"activation_checkpointing", o_.activation_checkpointing}};
+  int64_t n = 0;
+  if (fsdp_)
+    for (auto& u : fsdp_->units()) n += u->num_parameters();
+  else
+    n = model_.num_parameters();
+  j["parameters"] = n;
+  if (o_.precision == "bf16") j["bf16_products"] = describe_bf16_products();
+  return j;
+}
+
+// ---- checkpoints
+void Training::open_checkpoints() {
+  if (o_.save_interval == 0 && !o_.resume) o_.checkpoint_dir.clear();
+  if (o_.resume && o_.checkpoint_dir.empty()) throw UsageError("--resume needs --checkpoint_dir");
+  std::optional<dist::Checkpoint> found;
+  std::string error;
+  if (o_.checkpoint_dir.empty()) {
+    if (o_.save_interval > 0) {  // a folder of this run's own; rank 0 names it
+      char name[32];
+      const std::time_t now = std::time(nullptr);
+      std::strftime(name, sizeof name, "%Y%m%d-%H%M%S", std::localtime(&now));
+      o_.checkpoint_dir = (fs::path(cache_folder()) / "runs" / concat("big_model-", name)).string();
+    }
+  } else if (!dist::checkpoint_steps(o_.checkpoint_dir).empty()) {
+    if (o_.overwrite) {
+      dist::barrier();  // all have looked
+      if (dist::rank() == 0) dist::remove_checkpoints(o_.checkpoint_dir);
+    } else if (!o_.resume) {
+      throw UsageError(
+          o_.checkpoint_dir +
+          " holds checkpoints: go on from them with --resume, or start afresh with --overwrite");
+    } else {
+      found = dist::latest_checkpoint(o_.checkpoint_dir, [](const std::string& line) {
+        if (dist::rank() == 0) dist::report_to_stderr(line);
+      });
+    }
+  }
+  if (found) {
+    resume(*found);
+    reporter_->say("resumed from " + found->path);
+    return;
+  }
+  if (o_.resume) reporter_->say("no checkpoint in " + o_.checkpoint_dir + ": starting afresh");
+  if (!o_.init_from.empty()) {
+    dist::ModelState s = state();
+    try {
+      dist::load_weights(o_.init_from, s);
+    } catch (const Error& e) {
+      throw UsageError(e.what());
+    }
+  }
+}
+
+void Training::save(int64_t step) {
+  dist::ModelState s = state();
+  std::unique_ptr<dist::CheckpointWriter> writer;
+  std::string error;
+  if (dist::rank() == 0) {
+    try {
+      writer = std::make_unique<dist::CheckpointWriter>(
+          o_.checkpoint_dir, step, dist::CheckpointOptions{.keep_last = 2, .overwrite = true});
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  }
+  dist::throw_if_rank0_failed(s, error);
+  auto path = [&](const char* name) { return writer ? writer->path(name) : std::string(); };
+  const FileSummary weights = dist::save_weights(path("model.safetensors"), s);
+  const FileSummary moments = dist::save_optimizer(path("optimizer.safetensors"), s, *optimizer_);
+  // Where every rank's random numbers are.
+  const Generator::State g = default_generator().state();
+  Tensor mine = tensor<int64_t>({int64_t(g.seed), int64_t(g.stream), int64_t(g.draws)});
+  Tensor all = empty({3 * dist::world_size()}, kInt64);
+  dist::all_gather_into_tensor(all, mine);
+  if (writer) {
+    try {
+      writer->add("model.safetensors", weights);
+      writer->add("optimizer.safetensors", moments);
+      const data::LoaderState l = loader_->state();
+      writer->commit({{"step", step},
+                      {"config", config()},
+                      {"schedule_step", schedule_->last_epoch()},
+                      {"loader",
+                       {{"epoch", l.epoch},
+                        {"batches", l.batches},
+                        {"batches_per_epoch", l.batches_per_epoch},
+                        {"seed", l.seed}}},
+                      {"generators", std::vector<int64_t>(all.data<int64_t>(),
+                                                          all.data<int64_t>() + all.numel())}});
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  }
+  dist::throw_if_rank0_failed(s, error);
+}
+
+void Training::resume(const dist::Checkpoint& c) {
+  dist::ModelState s = state();
+  try {
+    dist::load_weights(c.file("model.safetensors"), s);
+    dist::load_optimizer(c.file("optimizer.safetensors"), s, *optimizer_);
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+  step_ = c.step;
+  schedule_->step(c.state.at("schedule_step").get<int64_t>());
+  const auto& l = c.state.at("loader");
+  loader_->load_state({l.at("epoch"), l.at("batches"), l.at("batches_per_epoch"), l.at("seed")});
+  const auto g = c.state.at("generators").get<std::vector<int64_t>>();
+  if (int64_t(g.size()) == 3 * dist::world_size()) {
+    const int64_t* mine = g.data() + 3 * dist::rank();
+    default_generator().set_state({uint64_t(mine[0]), uint64_t(mine[1]), uint64_t(mine[2])});
+  }
+}
+
+// ---- training
+Training::Reduced Training::over_ranks(double loss_sum) const {
+  const int w = dist::world_size();
+  Tensor mine = tensor<double>({loss_sum, double(memory_stats().peak) / (1 << 20)}),
+         all = empty({2 * w}, kFloat64);
+  dist::all_gather_into_tensor(all, mine);
+  Reduced r{0, 0};
+  for (int k = 0; k < w; ++k) {
+    r.loss += all.data<double>()[2 * k];
+    r.peak_mib = std::max(r.peak_mib, all.data<double>()[2 * k + 1]);
+  }
+  r.loss /= w;
+  return r;
+}
+
+void Training::train() {
+  const double peak = peak_flops() * num_threads();
+  const int64_t tokens = o_.batch_size * o_.accumulate * o_.seq_len * dist::world_size();
+  const double max_norm = o_.max_norm > 0 ? o_.max_norm : INFINITY;
+  auto batches = loader_->begin();
+  while (step_ < o_.steps) {
+    const auto start = Clock::now();
+    reset_peak_memory();
+    const auto before = dist::default_group()->counts();
+    double loss_sum = 0;
+    for (int64_t micro = 0; micro < o_.accumulate; ++micro) {
+      std::optional<FsdpModule::NoSync> fsdp_waits;
+      std::optional<DistributedDataParallel<BigModel>::NoSync> ddp_waits;
+      if (micro + 1 < o_.accumulate) {
+        if (fsdp_) fsdp_waits.emplace(fsdp_->runtime());
+        if (ddp_) ddp_waits.emplace(ddp_->reducer());
+      }
+      if (batches == loader_->end()) batches = loader_->begin();  // the next epoch
+      data::Batch& batch = *batches;
+      const Tensor logits = forward(batch.at("input_ids"));
+      Tensor loss =
+          F::cross_entropy(logits.view({-1, o_.vocab_size}), batch.at("labels").view({-1}));
+      if (loss.dtype() != kFloat32) loss = loss.to(kFloat32);
+      loss = loss * (1.0 / double(o_.accumulate));
+      loss_sum += loss.item();
+      loss.backward();
+      ++batches;
+    }
+    const double lr = optimizer_->lr(0);
+    const auto clip = optim::clip_coefficient(model_.parameters(), max_norm);
+    optimizer_->step({.grad_scale = clip.coefficient});
+    optimizer_->zero_grad();
+    schedule_->step();
+    ++step_;
+
+    const Reduced all = over_ranks(loss_sum);
+    const auto after = dist::default_group()->counts();
+    StepReport r;
+    r.step = step_, r.steps = o_.steps, r.loss = all.loss, r.grad_norm = clip.norm.item(),
+    r.lr = lr;
+    r.step_ms = milliseconds_since(start);
+    r.tokens_per_s = double(tokens) / r.step_ms * 1e3;
+    r.peak_mem_mib = all.peak_mib;
+    r.flops_share = r.tokens_per_s / dist::world_size() * flops_per_token(o_) / peak;
+    auto add = [&](const char* name, auto count) {
+      r.extra[name] = {{"calls", (after.*count).calls - (before.*count).calls},
+                       {"bytes", (after.*count).bytes - (before.*count).bytes}};
+    };
+    add("all_gather", &dist::CollectiveCounts::all_gather);
+    add("reduce_scatter", &dist::CollectiveCounts::reduce_scatter);
+    add("all_reduce", &dist::CollectiveCounts::all_reduce);
+    reporter_->step(r);
+    if (!std::isfinite(all.loss))
+      fail("the loss is ", all.loss, " at step ", step_, ": try a smaller --lr");
+
+    const bool last = step_ == o_.steps;
+    if (o_.eval_interval > 0 && (last || step_ % o_.eval_interval == 0)) evaluate(step_);
+    if (o_.save_interval > 0 && (last || step_ % o_.save_interval == 0)) save(step_);
+  }
+}
+
+void Training::evaluate(int64_t step) {
+  if (!corpus_.validation) return;
+  NoGrad off;
+  model_.eval();
+  const int64_t n = corpus_.validation->size(), w = dist::world_size(), b = o_.batch_size,
+                t = o_.seq_len;
+  double sum = 0, count = 0;
+  // Every rank runs as many forwards; what is beyond the end is masked, so each sample counts once.
+  for (int64_t first = 0; first < n; first += w * b) {
+    std::vector<Tensor> ids, labels;
+    for (int64_t k = 0; k < b; ++k) {
+      const int64_t i = first + k * w + dist::rank();
+      data::Sample s = corpus_.validation->get(std::min(i, n - 1));
+      ids.push_back(s.at("input_ids"));
+      labels.push_back(i < n ? s.at("labels") : full({t}, -100, kInt64));
+      count += i < n ? double(t) : 0;
+    }
+    const Tensor logits = forward(stack(ids));
+    sum += F::cross_entropy(logits.view({-1, o_.vocab_size}).to(kFloat32), stack(labels).view({-1}),
+                            {.reduction = Reduction::kSum})
+               .item();
+  }
+  Tensor totals = tensor<double>({sum, count});
+  dist::all_reduce(totals);
+  model_.train();
+  const double loss = totals.data<double>()[0] / totals.data<double>()[1];
+  reporter_->validation(
+      step, loss, corpus_.bytes_per_token > 0 ? loss / std::log(2.0) / corpus_.bytes_per_token : 0);
+}
+
+void Training::sample() {
+  if (!corpus_.tokenizer || o_.max_new_tokens == 0) return;
+  model_.eval();
+  const auto ids =
+      generate([&](const Tensor& x) { return forward(x); }, corpus_.tokenizer->encode(o_.prompt),
+               {.max_new_tokens = o_.max_new_tokens,
+                .context = o_.seq_len,
+                .temperature = o_.temperature,
+                .top_k = o_.top_k,
+                .seed = o_.seed});
+  model_.train();
+  reporter_->say("\n" + corpus_.tokenizer->decode(ids) + "\n");
+}
+
+void Training::run() {
+  const nlohmann::json c = config();
+  reporter_->say(concat("BigModel, ", c["parameters"].get<int64_t>(), " parameters, ", o_.strategy,
+                        " over ", dist::world_size(), " rank(s), ", o_.precision, "; ",
+                        corpus_.description));
+  if (step_ == 0 && o_.eval_interval > 0 && o_.steps > 0) evaluate(0);
+  train();
+  if (!o_.save_weights.empty()) {
+    dist::ModelState s = state();
+    dist::save_weights(o_.save_weights, s);
+  }
+  sample();
+  std::string where;
+  if (o_.save_interval > 0 && o_.steps > 0) where = "checkpoint: " + o_.checkpoint_dir + "  ";
+  if (!o_.save_weights.empty()) where += "weights: " + o_.save_weights + "  ";
+  reporter_->say(
+      where +
+      "next: --steps=2000, --data=YOUR.txt, --precision=bf16, --nproc_per_node=4 (see --help)");
+}
+
+int train(const Options& o) {
+  if (o.threads > 0) set_num_threads(o.threads);
+  dist::init_process_group();
+  Training(o).run();
+  dist::destroy_process_group();
+  return 0;
+}
+
+}  // namespace
+}  // namespace examples
+
+int main(int argc, char** argv) {
+  int code = 0;
+  const auto options = examples::parse_options(argc, argv, code);
+  if (!options) return code;
+  try {
+    const std::string n = options->nproc_per_node.empty() ? "2" : options->nproc_per_node;
+    if (auto result = sherd::dist::launch_self(sherd::dist::parse_nproc_per_node(n), argc, argv))
+      return *result;
+  } catch (const sherd::Error& e) {
+    std::fprintf(stderr, "big_model: %s\n", e.what());
+    return 2;
+  }
+  try {
+    return examples::train(*options);
+  } catch (const examples::UsageError& e) {
+    std::fprintf(stderr, "big_model: %s\n", e.what());
+    std::_Exit(2);  // the other ranks are leaving for the same reason: nobody waits for the group
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "big_model: rank %s: %s\n",
+                 std::getenv("RANK") ? std::getenv("RANK") : "0", e.what());
+    std::_Exit(1);
+  }
+}

@@ -1,0 +1,107 @@
+#include "examples/support/report.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace examples {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string format(const char* f, auto... values) {
+  char text[256];
+  std::snprintf(text, sizeof text, f, values...);
+  return text;
+}
+
+std::string duration(double seconds) {
+  const int64_t s = int64_t(seconds + 0.5);
+  return s < 3600 ? format("%d:%02d", int(s / 60), int(s % 60))
+                  : format("%d:%02d:%02d", int(s / 3600), int(s / 60 % 60), int(s % 60));
+}
+
+}  // namespace
+
+Reporter::Reporter(bool active, const std::string& log_path, const nlohmann::json& config)
+    : active_(active),
+      terminal_(isatty(1)),
+      start_(Clock::now()),
+      last_line_(start_ - std::chrono::hours(1)) {
+  if (!active_ || log_path.empty()) return;
+  log_ = std::fopen(log_path.c_str(), "w");
+  if (!log_) sherd::fail("cannot write --log_jsonl=", log_path, ": ", std::strerror(errno));
+  write({{"config", config}});
+}
+
+Reporter::~Reporter() {
+  end_line();
+  if (log_) std::fclose(log_);
+}
+
+void Reporter::write(const nlohmann::json& object) {
+  if (!log_) return;
+  const std::string line = object.dump() + "\n";
+  std::fwrite(line.data(), 1, line.size(), log_);
+  std::fflush(log_);
+}
+
+void Reporter::end_line() {
+  if (open_line_) std::fputc('\n', stdout);
+  open_line_ = false;
+  std::fflush(stdout);
+}
+
+void Reporter::say(const std::string& line) {
+  if (!active_) return;
+  end_line();
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void Reporter::step(const StepReport& r) {
+  if (!active_) return;
+  nlohmann::json j = {{"step", r.step},
+                      {"loss", r.loss},
+                      {"grad_norm", r.grad_norm},
+                      {"lr", r.lr},
+                      {"tokens_per_s", r.tokens_per_s},
+                      {"step_ms", r.step_ms},
+                      {"peak_mem_mib", r.peak_mem_mib}};
+  j.update(r.extra);
+  write(j);
+  const auto now = Clock::now();
+  if (first_step_ < 0)
+    first_step_ = r.step - 1, start_ = now - std::chrono::milliseconds(int64_t(r.step_ms));
+  const bool last = r.step == r.steps;
+  if (!terminal_ && !last && r.step != 1 && now - last_line_ < std::chrono::seconds(10)) return;
+  last_line_ = now;
+  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  const double eta = elapsed / double(r.step - first_step_) * double(r.steps - r.step);
+  const std::string line =
+      format("step %lld/%lld  loss %.4f  %.0f tokens/s  %.0f%% of peak  %.0f MiB a rank  ETA %s",
+             (long long)r.step, (long long)r.steps, r.loss, r.tokens_per_s, 100 * r.flops_share,
+             r.peak_mem_mib, duration(eta).c_str());
+  if (terminal_) {
+    std::fputs(("\r" + line + "\033[K").c_str(), stdout);
+    open_line_ = true;
+  } else {
+    std::fputs((line + "\n").c_str(), stdout);
+  }
+  std::fflush(stdout);
+}
+
+void Reporter::validation(int64_t step, double loss, double bits_per_byte) {
+  if (!active_) return;
+  nlohmann::json j = {{"step", step}, {"val_loss", loss}};
+  if (bits_per_byte > 0) j["val_bits_per_byte"] = bits_per_byte;
+  write(j);
+  say(bits_per_byte > 0 ? format("step %lld  validation loss %.4f  %.3f bits a byte",
+                                 (long long)step, loss, bits_per_byte)
+                        : format("step %lld  validation loss %.4f", (long long)step, loss));
+}
+
+}  // namespace examples

@@ -1,0 +1,42 @@
+// What a training run tells: one updating line on a terminal or a line now and then in a log, and a JSON line a step.
+#pragma once
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace examples {
+
+struct StepReport {
+  int64_t step = 0, steps = 0;
+  double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, step_ms = 0, peak_mem_mib = 0,
+         flops_share = 0;
+  nlohmann::json extra;  // collectives, bytes
+};
+
+// On rank 0; elsewhere everything does nothing.
+class Reporter {
+ public:
+  // log_path empty: no file. Error if it cannot be written.
+  Reporter(bool active, const std::string& log_path, const nlohmann::json& config);
+  ~Reporter();
+  Reporter(const Reporter&) = delete;
+  Reporter& operator=(const Reporter&) = delete;
+
+  void step(const StepReport& r);
+  void validation(int64_t step, double loss, double bits_per_byte);  // bits_per_byte 0: not known
+  void say(const std::string& line);                                 // a line of its own
+
+ private:
+  void write(const nlohmann::json& object);
+  void end_line();
+
+  bool active_, terminal_;
+  std::FILE* log_ = nullptr;
+  bool open_line_ = false;
+  std::chrono::steady_clock::time_point start_, last_line_;
+  int64_t first_step_ = -1;
+};
+
+}  // namespace examples
