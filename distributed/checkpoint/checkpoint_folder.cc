@@ -1,0 +1,376 @@
+#include "distributed/checkpoint/checkpoint_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "core/error.h"
+
+namespace sherd::dist {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kState = "state.json";
+constexpr const char* kHidden = ".tmp-";
+constexpr const char* kStep = "step-";
+constexpr int kFormat = 1;
+
+[[noreturn]] void fail_with_errno(const std::string& what) {
+  const int reason = errno;
+  fail("[checkpoint] ", what, ": ", std::strerror(reason));
+}
+
+// The standard library's errors as ours; they name the path.
+template <class F>
+auto translated(F f) {
+  try {
+    return f();
+  } catch (const fs::filesystem_error& e) {
+    fail("[checkpoint] ", e.what());
+  }
+}
+
+// An open folder or file, with a lock on request; closing it unlocks.
+class Descriptor {
+ public:
+  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (fd_ < 0) fail_with_errno(path);
+  }
+  ~Descriptor() { ::close(fd_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  bool try_lock() const { return ::flock(fd_, LOCK_EX | LOCK_NB) == 0; }
+  // Waits. Does nothing where the file system has no locks.
+  void lock() const {
+    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  void sync(const std::string& path) const {
+    if (::fsync(fd_) != 0) fail_with_errno(path);
+  }
+
+ private:
+  int fd_;
+};
+
+struct FolderLock {
+  explicit FolderLock(const std::string& folder) : descriptor(folder) { descriptor.lock(); }
+  Descriptor descriptor;
+};
+
+std::string hex(uint64_t v) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(v));
+  return text;
+}
+
+std::string checksum_of_state(const json& state) {
+  const std::string text = state.dump();
+  return hex(checksum_of(text.data(), int64_t(text.size())));
+}
+
+std::string hidden_name(const std::string& folder, const std::string& what) {
+  static std::atomic<int> counter = 0;
+  std::string path;
+  do {
+    path = concat(folder, "/", kHidden, what, "-", int64_t(::getpid()), "-", counter++);
+  } while (fs::exists(path));
+  return path;
+}
+
+// Takes the step's name from a folder before it is removed.
+void remove_folder(const std::string& folder, const std::string& path) {
+  const std::string hidden = hidden_name(folder, "old");
+  fs::rename(path, hidden);
+  fs::remove_all(hidden);
+}
+
+// Hidden folders whose writer is dead: it has lost its lock.
+void remove_leftovers(const std::string& folder) {
+  std::vector<std::string> hidden;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with(kHidden) && entry.is_directory())
+      hidden.push_back(entry.path());
+  for (const std::string& path : hidden) {
+    const Descriptor it(path);
+    std::error_code ignored;  // what cannot be removed harms nobody
+    if (it.try_lock()) fs::remove_all(path, ignored);
+  }
+}
+
+// By sizes alone unless `checksums`.
+Checkpoint read_checkpoint(const std::string& path, bool checksums) {
+  Checkpoint c{.path = path};
+  const std::string state_path = path + "/" + kState;
+  if (!fs::is_regular_file(state_path)) fail("[checkpoint] ", path, " has no ", kState);
+  try {
+    json all = json::parse(read_file(state_path));
+    const std::string checksum = all.at("checksum");
+    all.erase("checksum");
+    if (checksum != checksum_of_state(all))
+      fail("[checkpoint] ", state_path, " was changed: its checksum is not ", checksum);
+    if (all.at("format") != kFormat)
+      fail("[checkpoint] ", state_path, " has format ", all.at("format").dump(),
+           "; this version reads ", kFormat);
+    c.step = all.at("step");
+    c.state = all.at("state");
+    for (const auto& [name, file] : all.at("files").items()) {
+      const std::string digits = file.at("xxh3");
+      FileSummary s{.bytes = file.at("bytes")};
+      std::from_chars(digits.data(), digits.data() + digits.size(), s.checksum, 16);
+      c.files[name] = s;
+    }
+  } catch (const json::exception& e) {
+    fail("[checkpoint] ", state_path, " is damaged: ", e.what());
+  }
+  for (const auto& [name, want] : c.files) {
+    const std::string file = path + "/" + name;
+    if (!fs::is_regular_file(file)) fail("[checkpoint] ", path, " lacks ", name);
+    const int64_t bytes = int64_t(fs::file_size(file));
+    if (bytes != want.bytes)
+      fail("[checkpoint] ", file, " has ", bytes, " bytes, ", want.bytes, " were written");
+    if (checksums && summarize_file(file) != want)
+      fail("[checkpoint] ", file, " was changed: its checksum is not ", hex(want.checksum));
+  }
+  return c;
+}
+
+// A step's folder, which must hold that step.
+Checkpoint read_step(const std::string& folder, int64_t step, bool checksums) {
+  Checkpoint c =
+      translated([&] { return read_checkpoint(folder + "/" + checkpoint_name(step), checksums); });
+  if (c.step != step) fail("[checkpoint] ", c.path, " holds step ", c.step);
+  return c;
+}
+
+bool is_whole(const std::string& folder, int64_t step, bool checksums) {
+  try {
+    read_step(folder, step, checksums);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::vector<int64_t> steps_in(const std::string& folder) {
+  std::vector<int64_t> steps;
+  if (!fs::exists(folder)) return steps;
+  if (!fs::is_directory(folder)) fail("[checkpoint] ", folder, " is not a folder");
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(kStep) || !entry.is_directory()) continue;
+    const char *first = name.data() + std::strlen(kStep), *last = name.data() + name.size();
+    int64_t step = -1;
+    const auto end = std::from_chars(first, last, step);
+    if (end.ec == std::errc() && end.ptr == last && step >= 0 && checkpoint_name(step) == name)
+      steps.push_back(step);
+  }
+  std::ranges::sort(steps);
+  return steps;
+}
+
+}  // namespace
+
+void report_to_stderr(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
+
+std::string checkpoint_name(int64_t step) {
+  if (step < 0) fail("[checkpoint] a step cannot be negative, got ", step);
+  const std::string digits = std::to_string(step);
+  return kStep + std::string(std::max<int>(0, 6 - int(digits.size())), '0') + digits;
+}
+
+// ---- reading
+
+std::string Checkpoint::file(const std::string& name) const {
+  if (!files.contains(name)) fail("[checkpoint] ", path, " has no file '", name, "'");
+  return path + "/" + name;
+}
+
+Checkpoint open_checkpoint(const std::string& path) {
+  return translated([&] { return read_checkpoint(path, true); });
+}
+
+std::vector<int64_t> checkpoint_steps(const std::string& folder) {
+  return translated([&] { return steps_in(folder); });
+}
+
+std::optional<Checkpoint> latest_checkpoint(const std::string& folder, const Report& report) {
+  const std::vector<int64_t> steps = checkpoint_steps(folder);
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    try {
+      return read_step(folder, *step, true);
+    } catch (const Error& e) {
+      report(concat("passing over ", checkpoint_name(*step), ", which is not whole: ", e.what()));
+    }
+  }
+  if (!steps.empty())
+    fail("[checkpoint] none of the ", steps.size(), " checkpoints in ", folder,
+         " is whole; remove them to start afresh");
+  return {};
+}
+
+void remove_checkpoints(const std::string& folder) {
+  translated([&] {
+    if (!fs::exists(folder)) return;
+    const FolderLock lock(folder);
+    for (int64_t step : steps_in(folder))
+      remove_folder(folder, folder + "/" + checkpoint_name(step));
+  });
+}
+
+// ---- writing
+
+// Locked while it exists, removed with what is in it at the end, unless it was renamed.
+class CheckpointWriter::HiddenFolder {
+ public:
+  explicit HiddenFolder(const std::string& path) : path(make(path)), descriptor_(path) {
+    descriptor_.try_lock();
+  }
+  ~HiddenFolder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  const std::string path;
+
+ private:
+  static const std::string& make(const std::string& path) {
+    fs::create_directory(path);
+    return path;
+  }
+  Descriptor descriptor_;
+};
+
+CheckpointWriter::CheckpointWriter(std::string folder, int64_t step, CheckpointOptions options)
+    : folder_(std::move(folder)), step_(step), options_(std::move(options)) {
+  const std::string name = checkpoint_name(step_), target = folder_ + "/" + name;
+  if (options_.keep_last < 0)
+    fail("[checkpoint] keep_last must not be negative, got ", options_.keep_last);
+  translated([&] {
+    fs::create_directories(folder_);
+    const FolderLock lock(folder_);
+    remove_leftovers(folder_);
+    if (!options_.overwrite && is_whole(folder_, step_, true))
+      fail("[checkpoint] ", target, " is there already; it is overwritten on request only");
+    hidden_ = std::make_unique<HiddenFolder>(hidden_name(folder_, name));
+  });
+  stage("begun");
+}
+
+CheckpointWriter::~CheckpointWriter() = default;
+
+void CheckpointWriter::stage(const std::string& name) const {
+  if (options_.on_stage) options_.on_stage(name);
+}
+
+std::string CheckpointWriter::path(const std::string& name) const {
+  if (name.empty() || name[0] == '.' || name.find('/') != std::string::npos || name == kState)
+    fail("[checkpoint] '", name, "' cannot be the name of a checkpoint's file");
+  return hidden_->path + "/" + name;
+}
+
+void CheckpointWriter::add(const std::string& name, const FileSummary& summary) {
+  path(name);
+  files_[name] = summary;
+}
+
+void CheckpointWriter::sync_files() const {
+  for (const auto& [name, summary] : files_) {
+    const std::string file = path(name);
+    if (!fs::is_regular_file(file))
+      fail("[checkpoint] ", name, " was added, but is not in ", hidden_->path);
+    if (int64_t(fs::file_size(file)) != summary.bytes)
+      fail("[checkpoint] ", file, " has ", int64_t(fs::file_size(file)), " bytes, ", summary.bytes,
+           " were added");
+    Descriptor(file).sync(file);
+  }
+  for (const auto& entry : fs::directory_iterator(hidden_->path))
+    if (const std::string name = entry.path().filename(); !files_.contains(name))
+      fail("[checkpoint] ", name, " was written, but not added");
+}
+
+void CheckpointWriter::write_state(const json& state) const {
+  try {
+    json all = {{"format", kFormat}, {"step", step_}, {"state", state}, {"files", json::object()}};
+    for (const auto& [name, s] : files_)
+      all["files"][name] = {{"bytes", s.bytes}, {"xxh3", hex(s.checksum)}};
+    all = json::parse(all.dump());  // as a reader will see it: a NaN is null
+    all["checksum"] = checksum_of_state(all);
+    const std::string text = all.dump(1) + "\n";
+    AtomicFile file(hidden_->path + "/" + kState);
+    file.write(text.data(), int64_t(text.size()));
+    stage("state begun");
+    file.commit();
+  } catch (const json::exception& e) {
+    fail("[checkpoint] the state cannot be written as JSON: ", e.what());
+  }
+}
+
+std::string CheckpointWriter::commit(const json& state) {
+  const std::string target = folder_ + "/" + checkpoint_name(step_);
+  translated([&] {
+    sync_files();
+    write_state(state);
+    stage("state written");
+    sync_folder(hidden_->path);
+    stage("synced");
+    const FolderLock lock(folder_);
+    publish(target);
+    stage("published");
+    sync_folder(folder_);
+    prune();
+    stage("pruned");
+  });
+  return target;
+}
+
+void CheckpointWriter::publish(const std::string& target) const {
+  if (fs::exists(target)) {
+    if (!fs::is_directory(target)) fail("[checkpoint] ", target, " is not a folder");
+    if (!options_.overwrite && is_whole(folder_, step_, true))
+      fail("[checkpoint] ", target,
+           " was written by somebody else meanwhile; it is overwritten on request only");
+    // In one step; the old one then has the hidden name.
+    if (::renameat2(AT_FDCWD, hidden_->path.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) ==
+        0) {
+      stage("exchanged");
+      fs::remove_all(hidden_->path);
+      return;
+    }
+    if (errno != EINVAL && errno != ENOSYS) fail_with_errno(target);
+    // A file system that cannot exchange: between the two renames the step is not there.
+    remove_folder(folder_, target);
+  }
+  fs::rename(hidden_->path, target);
+}
+
+// The checkpoint is there: what goes wrong here is reported, not thrown.
+void CheckpointWriter::prune() const {
+  if (!options_.keep_last) return;
+  const std::vector<int64_t> steps = steps_in(folder_);
+  int whole = 0;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    const std::string path = folder_ + "/" + checkpoint_name(*step);
+    if (*step == step_ || whole < options_.keep_last) {
+      whole += is_whole(folder_, *step, false);
+      continue;
+    }
+    try {
+      remove_folder(folder_, path);
+      stage("removed one");
+    } catch (const fs::filesystem_error& e) {
+      options_.report(concat("cannot remove the old checkpoint ", path, ": ", e.what()));
+    }
+  }
+}
+
+}  // namespace sherd::dist
