@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/atomic_file.h"
 #include "distributed/fsdp.h"
 #include "optim/optimizer.h"
 
