@@ -90,6 +90,7 @@ Tensor recorded_product(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  for (auto* t : {&a, &b}) autograd::refuse_placeholder("matmul", *t);
   if (a.dim() == 0 || b.dim() == 0)
     fail("[matmul] both inputs need at least one dimension, got shapes ", a.sizes(), " and ",
          b.sizes());

@@ -31,7 +31,8 @@ struct Needs {
   }
 };
 
-// Error if `t` is a sharded parameter that is not gathered.
+// Error if `t` is a sharded parameter that is not gathered. Recording does this by itself; an op that is not pointwise
+// also says it for no_grad, where copies and in-place arithmetic on the local part are what optimizers do.
 void refuse_placeholder(const char* op, const Tensor& t);
 
 template <class F, int N>
@@ -61,11 +62,11 @@ inline void set_history(const Tensor& y, Ref<Node> node, int output = 0) {
 // (undefined: none).
 template <int N, class F>
 Tensor record(const char* op, Tensor y, const Tensor* const (&inputs)[N], F f) {
-  for (auto* t : inputs) refuse_placeholder(op, *t);
   if (!grad_enabled()) {
     track_leaves(inputs);
     return y;
   }
+  for (auto* t : inputs) refuse_placeholder(op, *t);
   std::array<Edge, N> e;
   bool any = false;
   for (int i = 0; i < N; ++i) e[i] = Edge(*inputs[i]), any = any || e[i];

@@ -7,6 +7,7 @@ namespace {
 
 template <class Op>
 Tensor reduce(const Op& op, const Tensor& x, const Dims& dims, bool keepdim) {
+  autograd::refuse_placeholder(Op::name, x);
   Dims sizes;
   Over over;
   const DType type = reduced_type(Op::name, x.dtype(), gives_of<Op>, kinds_of<Op>);
