@@ -176,7 +176,10 @@ void Job::read_stream(Rank& rank, Stream& stream, size_t most) {
       stream.splitter.finish(line);
       return;
     }
-    if (rank.is_raw && stream.to == 2) output_.put(2, bytes);
+    if (rank.is_raw && stream.to == 2) {
+      output_.put(2, bytes);
+      is_half_line_ = bytes.back() != '\n';
+    }
     stream.splitter.feed(bytes, line);
     done += bytes.size();
   }
@@ -204,9 +207,12 @@ void Job::take_line(Rank& rank, int to, std::string_view line) {
 }
 
 void Job::write_line(const Rank& rank, int to, std::string_view line) {
-  std::string text = redraws_ && isatty(to) ? "\r\x1b[K" : "";
-  text += concat("[rank ", rank.rank, "] ", line, '\n');
-  output_.put(to, text);
+  if (redraws_ && isatty(to)) {
+    output_.put(to, "\r\x1b[K");
+  } else if (to == 2 && std::exchange(is_half_line_, false)) {
+    output_.put(to, "\n");
+  }
+  output_.put(to, concat("[rank ", rank.rank, "] ", line, '\n'));
 }
 
 void Job::release_held(Rank& rank) {
@@ -378,10 +384,9 @@ int Job::conclude() {
 }
 
 void Job::say(std::string_view text) {
-  if (redraws_ && isatty(2)) {
-    output_.put(2, "\n");  // keeps the line that rank 0 was redrawing
-    redraws_ = false;
-  }
+  // Keeps the line that rank 0 was redrawing.
+  if (is_half_line_ || (redraws_ && isatty(2))) output_.put(2, "\n");
+  is_half_line_ = redraws_ = false;
   output_.put(2, concat(text, '\n'));
 }
 

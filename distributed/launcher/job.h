@@ -101,7 +101,8 @@ class Job {
 
   std::vector<Rank> ranks_;  // by local rank
   OutputQueue output_;
-  bool redraws_ = false;  // rank 0 may have left half a line on the terminal
+  bool redraws_ = false;       // rank 0 may have left half a line on the terminal
+  bool is_half_line_ = false;  // what was passed on to stderr as it came does not end a line
 
   Phase phase_ = Phase::kRunning;
   Clock::time_point first_failure_, stop_until_;

@@ -28,6 +28,13 @@ bool is_set(const char* name) {
   return value && *value;
 }
 
+bool is_rank() {
+  if (is_set("RANK") || is_set("WORLD_SIZE") || is_set("OMPI_COMM_WORLD_RANK")) return true;
+  // sbatch's own script and a shell under srun see Slurm's variables too, but as one task.
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  return is_set("SLURM_PROCID") && tasks && std::atoi(tasks) > 1;
+}
+
 void check(const LaunchOptions& o) {
   if (o.nproc_per_node < 1) {
     fail("[launch] nproc_per_node must be at least 1, got ", o.nproc_per_node);
@@ -134,7 +141,7 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
 }
 
 std::optional<int> launch_self(int nproc_per_node, int argc, char** argv) {
-  if (is_launched()) return std::nullopt;
+  if (is_rank()) return std::nullopt;
   try {
     const LaunchOptions options{.nproc_per_node = nproc_per_node, .output = LaunchOutput::kProgram};
     return run_ranks(options, own_path(), std::vector<std::string>(argv, argv + argc));
@@ -142,13 +149,6 @@ std::optional<int> launch_self(int nproc_per_node, int argc, char** argv) {
     std::fprintf(stderr, "%s: %s\n", argc > 0 ? argv[0] : "launch", error.what());
     return nproc_per_node < 1 ? 2 : 1;
   }
-}
-
-bool is_launched() {
-  if (is_set("RANK") || is_set("WORLD_SIZE") || is_set("OMPI_COMM_WORLD_RANK")) return true;
-  // sbatch's own script and a shell under srun see Slurm's variables too, but as one task.
-  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-  return is_set("SLURM_PROCID") && tasks && std::atoi(tasks) > 1;
 }
 
 int parse_nproc_per_node(std::string_view text) {

@@ -79,13 +79,10 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
 
 // In a process that is no rank yet: runs this same program with the same arguments as
 // `nproc_per_node` ranks on this node (LaunchOutput::kProgram) and returns the exit code for main.
-// In a rank: nothing, go on. Errors are printed and give exit code 1 (2 for nproc_per_node < 1).
+// In a rank: nothing, go on. A rank is a process with RANK or WORLD_SIZE (sherdrun, torchrun, by
+// hand), OMPI_COMM_WORLD_RANK (mpirun), or one of several tasks of a Slurm step (SLURM_PROCID,
+// SLURM_STEP_NUM_TASKS). Errors are printed and give exit code 1 (2 for nproc_per_node < 1).
 std::optional<int> launch_self(int nproc_per_node, int argc, char** argv);
-
-// Whether this process is a rank: RANK or WORLD_SIZE is set (sherdrun, torchrun, by hand), or
-// OMPI_COMM_WORLD_RANK (mpirun), or it is a task of a Slurm step of several (SLURM_PROCID,
-// SLURM_STEP_NUM_TASKS).
-bool is_launched();
 
 // The value of --nproc_per_node: a number from 1, "cpu" (cores that this process may run on), "gpu"
 // (NVIDIA devices, as CUDA_VISIBLE_DEVICES leaves them; throws if there are none), "auto" (gpu if

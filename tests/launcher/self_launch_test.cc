@@ -64,6 +64,13 @@ TEST(SelfLaunch, ErrorsThatRanksShareAreShownOnce) {
   EXPECT_EQ(count(s.err, ": exit code 1: [all_reduce] shapes differ\n"), 4) << s.err;
 }
 
+TEST(SelfLaunch, TheSummaryBeginsALine) {
+  const Result r =
+      self_launch("2", "test $RANK = 0 && { printf 'no end' >&2; exit 3; }; sleep 100");
+  EXPECT_EQ(r.exit_code, 3);
+  EXPECT_EQ(r.err.find("no end\nrank 0: exit code 3: no end\n"), 0u) << r.err;
+}
+
 TEST(SelfLaunch, Refuses) {
   const Result r = self_launch("0", "echo ran");
   EXPECT_EQ(r.exit_code, 2);
