@@ -400,7 +400,7 @@ TEST(DataLoader, AStalledWorkerIsNamed) {
     while (i == 9 && !release) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return Sample{{"x", tensor<int64_t>({i})}};
   });
-  DataLoader loader(dataset, {.batch_size = 2, .num_workers = 3, .timeout = 0.3});
+  DataLoader loader(dataset, {.batch_size = 2, .num_workers = 3, .timeout = 1});
   const auto start = Clock::now();
   int64_t good = 0;
   {
@@ -408,15 +408,15 @@ TEST(DataLoader, AStalledWorkerIsNamed) {
     for (; good < 4; ++it, ++good) *it;
     EXPECT_THAT(message_of<Error>([&] { *it; }),
                 AllOf(HasSubstr("batch 4"), HasSubstr("worker 1 of 3"), HasSubstr("sample 9"),
-                      HasSubstr("0.3 seconds")));
-    EXPECT_LT(seconds_since(start), 3);
+                      HasSubstr("after 1 seconds")));
+    EXPECT_LT(seconds_since(start), 10);
     EXPECT_EQ(loader.state().batches, 4);  // to go on from
     ++it;
     EXPECT_TRUE(it == loader.end());
     EXPECT_THROW(*it, Error);
     release = true;
   }
-  DataLoader again(dataset, {.batch_size = 2, .num_workers = 3, .timeout = 0.3});
+  DataLoader again(dataset, {.batch_size = 2, .num_workers = 3});
   EXPECT_EQ(flat(epoch_of(again)), range(20));
 }
 
@@ -461,7 +461,7 @@ TEST(DataLoader, WorkersEndWithTheLoop) {
     expect_threads(before + 2);
   }
   expect_threads(before);
-  EXPECT_LT(seconds_since(start), 5);
+  EXPECT_LT(seconds_since(start), 10);
 }
 
 TEST(DataLoader, LeavingWaitsForOneSampleAtMost) {
@@ -473,7 +473,7 @@ TEST(DataLoader, LeavingWaitsForOneSampleAtMost) {
   DataLoader loader(dataset, {.batch_sampler = &batches, .num_workers = 2});
   const auto start = Clock::now();
   for ([[maybe_unused]] auto& batch : loader) break;
-  EXPECT_LT(seconds_since(start), 4);
+  EXPECT_LT(seconds_since(start), 10);
 }
 
 TEST(DataLoader, MakesNoMoreAheadThanAsked) {

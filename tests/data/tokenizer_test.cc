@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <random>
 #include <set>
@@ -302,16 +303,15 @@ TEST(BpeTokenizer, IsFastOnTheBible) {
   GTEST_SKIP() << "times say nothing under a sanitizer";
 #endif
   const std::string text = bible_text();
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // processor time: the machine may be busy
   const auto bpe = BpeTokenizer::train(text, {.vocab_size = 2048});
   const auto ids = bpe->encode(text);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(seconds.count(), 20);
+  const double seconds = double(std::clock() - start) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, 20);
   EXPECT_EQ(bpe->decode(ids), text);
   EXPECT_GT(double(text.size()) / double(ids.size()), 3.3);            // bytes a token
   EXPECT_EQ(std::set<uint16_t>(ids.begin(), ids.end()).count(0), 0u);  // "unknown" is never used
-  std::cout << seconds.count() << " s, " << double(text.size()) / double(ids.size())
-            << " bytes a token\n";
+  std::cout << seconds << " s, " << double(text.size()) / double(ids.size()) << " bytes a token\n";
 }
 
 }  // namespace
