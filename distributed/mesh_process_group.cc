@@ -127,7 +127,7 @@ void MeshProcessGroup::progress() {
   }
   for (Operation operation; next(operation);) run(operation);
   std::unique_lock lock(mutex_);
-  if (failed_) return;
+  if (failed_ || !leaving_) return;
   lock.unlock();
   exchange_.say_goodbye(sequence_, Clock::now() + kFarewell);
   mesh_->close();
@@ -210,6 +210,9 @@ std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds tim
 }
 
 std::string MeshProcessGroup::explain_lost(const FailureRecord::Where& here) {
+  // A wait may fail a moment before the mesh knows for which peer.
+  for (int i = 0; i < 50 && mesh_->lost_peers().empty(); ++i)
+    std::this_thread::sleep_for(Milliseconds(2));
   std::vector<int> lost, left;
   for (int p : mesh_->lost_peers()) (exchange_.goodbye_of(p) ? left : lost).push_back(p);
   if (!lost.empty() || left.empty()) return record_.of_lost(here, lost);
