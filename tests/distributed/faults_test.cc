@@ -202,7 +202,7 @@ TEST(Deadline, SaysWhoArrivedAndWhereTheOthersAre) {
               }
             },
             {.timeout = milliseconds(600)});
-  EXPECT_LT(Clock::now() - start, milliseconds(3500));
+  EXPECT_LT(Clock::now() - start, milliseconds(10000));
   for (const auto& e : errors) {
     EXPECT_HAS(e, "waited 600 ms in #2 all_reduce SUM of float32 [5]");
     EXPECT_HAS(e, "Arrived: ranks 0, 2, 3");
@@ -218,7 +218,7 @@ TEST(Deadline, OfOneCallAlone) {
   });
   EXPECT_HAS(errors[0], "waited 200 ms in #1 barrier");
   EXPECT_HAS(errors[0], "rank 1 has entered no collective yet");
-  EXPECT_LT(Clock::now() - start, milliseconds(2000));
+  EXPECT_LT(Clock::now() - start, milliseconds(9000));
 }
 
 TEST(Deadline, OfASubgroupNamesGlobalRanks) {
@@ -244,7 +244,7 @@ TEST(Peer, KilledWhileOthersWait) {
                                        }
                                      },
                                      {.may_fail = true});
-  EXPECT_LT(Clock::now() - start, milliseconds(5000));
+  EXPECT_LT(Clock::now() - start, milliseconds(15000));
   EXPECT_EQ(results[1].signal, SIGKILL);
   for (int r : {0, 2}) {
     EXPECT_EQ(results[r].exit_code, 1);
@@ -354,7 +354,7 @@ TEST(PointToPoint, Faults) {
   } catch (const Error& thrown) {
     EXPECT_STREQ(thrown.what(), "rank 2: tired");
   }
-  EXPECT_LT(Clock::now() - start, milliseconds(3000));
+  EXPECT_LT(Clock::now() - start, milliseconds(9000));
 }
 
 }  // namespace
