@@ -6,6 +6,7 @@
 #include "core/context.h"
 #include "distributed/gloo/gloo_mesh.h"
 #include "distributed/mesh_process_group.h"
+#include "distributed/tcp_store.h"
 
 namespace sherd::dist {
 namespace {
@@ -17,6 +18,7 @@ struct Job {
   Group world;
   std::vector<Group> groups;  // made by new_group, this rank outside or in
   std::shared_ptr<Store> store;
+  std::shared_ptr<TcpStore> own_store;
   std::string backend, address;
   Milliseconds timeout{};
   int local_rank = 0, local_world_size = 1, groups_made = 0;
@@ -52,6 +54,7 @@ void init_process_group(const InitOptions& options) {
   made.backend = options.backend;
   made.address = r.address;
   made.store = r.store;
+  made.own_store = r.own_store;
   made.timeout = options.timeout;
   made.local_rank = r.local_rank, made.local_world_size = r.local_world_size;
   std::vector<int> ranks(r.world_size);
@@ -69,6 +72,7 @@ void destroy_process_group(const Group& group) {
   }
   for (const Group& g : j.groups) g->leave();
   j.world->leave();
+  if (j.own_store) j.own_store->leave(std::chrono::seconds(5));
   j = Job();
 }
 

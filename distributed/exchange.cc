@@ -86,6 +86,7 @@ bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>&
 void Exchange::await_greeting(int p) {
   Peer& peer = peers_[p];
   const Message& in = *peer.in[peer.next_in];
+  if (!peer.posted[peer.next_in]) throw ConnectionLost("the peer is gone");
   while (!peer.greeted) peer.greeted = in.buffer->wait_recv(deadline_) >= 0;
   CollectiveTag mine, theirs;
   std::memcpy(&mine, peer.out->storage->data(), sizeof mine);
@@ -97,8 +98,11 @@ void Exchange::reopen() {
   for (int p : partners_) {
     Peer& peer = peers_[p];
     peer.greeted = peer.posted[peer.next_in] = false;
-    peer.in[peer.next_in]->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
-    peer.posted[peer.next_in] = true;
+    try {
+      peer.in[peer.next_in]->buffer->recv(p, kTagChannel, 0, Message::kCapacity);
+      peer.posted[peer.next_in] = true;
+    } catch (const ConnectionLost&) {  // a peer may end after its last collective: this one is well
+    }
     peer.next_in ^= 1;
   }
 }

@@ -31,7 +31,7 @@ MeshProcessGroup::MeshProcessGroup(Init init)
           try {
             std::rethrow_exception(cause);
           } catch (const ConnectionLost&) {
-            return record_.of_lost({last_.sequence, true, doing}, {});
+            return record_.of_lost({last_sequence(), true, doing}, {});
           } catch (const std::exception& e) {
             return record_.of_text(
                 concat("group '", name_, "': rank ", ranks_[rank_], " in ", doing, ": ", e.what()));
@@ -61,6 +61,11 @@ CollectiveCounts MeshProcessGroup::counts() const {
 uint64_t MeshProcessGroup::sequence_number() const {
   std::lock_guard lock(mutex_);
   return sequence_;
+}
+
+uint64_t MeshProcessGroup::last_sequence() const {
+  std::lock_guard lock(mutex_);
+  return last_.sequence;
 }
 
 TimePoint MeshProcessGroup::deadline(Options options) const {
@@ -127,7 +132,7 @@ void MeshProcessGroup::progress() {
   }
   for (Operation operation; next(operation);) run(operation);
   std::unique_lock lock(mutex_);
-  if (failed_) return;
+  if (failed_ || !leaving_) return;
   lock.unlock();
   exchange_.say_goodbye(sequence_, Clock::now() + kFarewell);
   mesh_->close();
@@ -138,9 +143,9 @@ void MeshProcessGroup::run(Operation& operation) {
   {
     std::lock_guard lock(mutex_);
     error = failed_;
+    last_ = operation.tag;
   }
   const Milliseconds timeout = operation.options.timeout.value_or(timeout_);
-  last_ = operation.tag;
   try {
     if (!error) {
       if (operation.options.on_start) operation.options.on_start();
@@ -152,6 +157,7 @@ void MeshProcessGroup::run(Operation& operation) {
   } catch (...) {
     const auto cause = std::current_exception();
     error = fail_group([&] { return explain(operation.tag, timeout, cause); });
+    exchange_.drop();
   }
   operation.body = nullptr;  // lets its tensors go before anyone is told
   try {
@@ -180,7 +186,6 @@ std::exception_ptr MeshProcessGroup::fail_group(const std::function<std::string(
     mesh_->close();
     point_to_point_->stop(cause);
   }
-  if (std::this_thread::get_id() == thread_.get_id() || !mesh_) exchange_.drop();
   return cause;
 }
 
@@ -210,6 +215,9 @@ std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds tim
 }
 
 std::string MeshProcessGroup::explain_lost(const FailureRecord::Where& here) {
+  // A wait may fail a moment before the mesh knows for which peer.
+  for (int i = 0; i < 50 && mesh_->lost_peers().empty(); ++i)
+    std::this_thread::sleep_for(Milliseconds(2));
   std::vector<int> lost, left;
   for (int p : mesh_->lost_peers()) (exchange_.goodbye_of(p) ? left : lost).push_back(p);
   if (!lost.empty() || left.empty()) return record_.of_lost(here, lost);

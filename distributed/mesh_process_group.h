@@ -75,6 +75,7 @@ class MeshProcessGroup : public ProcessGroup {
   std::string explain_lost(const FailureRecord::Where& here);
   PointToPoint& point_to_point(const char* op, const Tensor& tensor, int peer);
   TimePoint deadline(Options options) const;
+  uint64_t last_sequence() const;
   std::vector<int> everyone() const;
   std::vector<int> star(int root) const;  // partners where all data come from or go to the root
   void check_root(const char* op, int root) const;
@@ -95,8 +96,8 @@ class MeshProcessGroup : public ProcessGroup {
   bool leaving_ = false, closed_ = false;
   std::exception_ptr failed_;  // the first cause; none while all is well
   std::string failure_;        // its text
+  CollectiveTag last_;         // of the latest that ran
   std::mutex failing_;         // one failure is explained at a time
-  CollectiveTag last_;         // the progress thread's: the latest that it ran
   std::unique_ptr<PointToPoint> point_to_point_;
   std::thread thread_;
 };

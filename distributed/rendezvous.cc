@@ -271,7 +271,7 @@ Rendezvous meet(const InitOptions& given) {
                              {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, r.world_size);
 
   r.address = "127.0.0.1";
-  std::shared_ptr<TcpStore> own;
+  std::shared_ptr<TcpStore>& own = r.own_store;
   if (options.store) {
     r.store = options.store;
     if (auto* tcp = dynamic_cast<TcpStore*>(r.store.get()))

@@ -8,6 +8,8 @@
 
 namespace sherd::dist {
 
+class TcpStore;
+
 struct InitOptions {
   std::string backend = "gloo";
   // Where no store is given:
@@ -28,6 +30,7 @@ struct InitOptions {
 struct Rendezvous {
   int rank, world_size, local_rank, local_world_size;
   std::shared_ptr<Store> store;
+  std::shared_ptr<TcpStore> own_store;  // below it, where meet() made it
   std::string address;  // of this machine's interface towards the others, in numbers
 };
 

@@ -315,6 +315,14 @@ TcpStore::~TcpStore() {
   server_.reset();
 }
 
+void TcpStore::leave(Milliseconds patience) {
+  std::lock_guard lock(mutex_);
+  char byte;
+  if (!server_ && !idle_.empty()) receive_all(idle_[0], &byte, 1, Clock::now() + patience);
+  idle_.clear();
+  server_.reset();
+}
+
 Socket TcpStore::connect(Clock::time_point deadline) {
   const auto start = Clock::now();
   auto pause = Milliseconds(2);

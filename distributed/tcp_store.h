@@ -58,6 +58,9 @@ class TcpStore : public Store {
   int64_t num_keys() override;
   std::string name() const override { return concat("tcp://", host_, ":", port_); }
   int port() const { return port_; }
+  // The end, called on all ranks: the server ends, and clients wait until it has, `patience` at
+  // most, so that a next store on the same port is not mistaken for this one.
+  void leave(Milliseconds patience);
   // The numeric address at which the server was reached.
   const SocketAddress& server_address() const { return server_address_; }
 
