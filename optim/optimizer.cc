@@ -270,7 +270,8 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
         const std::string key = state_key(all[i], state_names()[k]);
         const bool there = state.contains(key);
         stepped = stepped || there;
-        if (there || (stepped && needs_state(e.group, k)))
+        // A rank that has no element of a sharded parameter may lack its tensors.
+        if (there || (stepped && e.param.numel() > 0 && needs_state(e.group, k)))
           expected.push_back({key, e.param.sizes()});
       }
       if (stepped) expected.push_back({step, {}});

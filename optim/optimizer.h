@@ -71,8 +71,8 @@ class Optimizer {
   // State tensors are not copied: they change with the next step.
   nn::StateDict state_dict() const;
   // Takes a state_dict of the same parameters in the same groups, found by name. Dtypes are
-  // converted. One Error lists all that is missing, unexpected, of another shape or in another
-  // group; nothing is changed then.
+  // converted. One Error lists all that is missing, unexpected or of another shape; another names a
+  // parameter that is in another group. Nothing is changed then.
   void load_state_dict(const nn::StateDict& state);
 
   // ---- groups, for code that does not know the optimizer's type
@@ -117,7 +117,7 @@ class Optimizer {
   virtual void check_options(size_t group) const = 0;
   virtual std::span<const char* const> state_names() const = 0;
   virtual bool needs_state(size_t group, size_t tensor) const = 0;
-  // One parameter's step number state.step. `param` and `grad` are contiguous, with elements.
+  // One parameter's step number state.step. `param` and `grad` are contiguous.
   virtual void update(size_t group, const Tensor& param, const Tensor& grad, State& state,
                       GradientScaling scaling) = 0;
 
