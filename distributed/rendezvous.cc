@@ -231,6 +231,11 @@ void need_variables(const InitOptions& options, bool address) {
 
 }  // namespace
 
+bool is_launched() {
+  return (variable("RANK") && variable("WORLD_SIZE")) ||
+         (variable("OMPI_COMM_WORLD_RANK") && variable("OMPI_COMM_WORLD_SIZE"));
+}
+
 Rendezvous meet(const InitOptions& given) {
   InitOptions options = given;
   Place place;
