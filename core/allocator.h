@@ -37,7 +37,7 @@ struct MemoryStats {
   int64_t operator[](MemoryCategory c) const { return by_category[int(c)]; }
 };
 
-struct Block {
+struct MemoryBlock {
   char* data = nullptr;  // 64-byte aligned
   int64_t bytes = 0;     // as asked for, rounded up to 64
   int64_t capacity = 0;  // of the cached block
@@ -48,11 +48,11 @@ class Allocator {
  public:
   virtual ~Allocator() = default;
   // Bytes that `stream` may use at once; it may be made to wait until their earlier user is done.
-  virtual Block allocate(int64_t bytes, MemoryCategory category, const Stream& stream) = 0;
+  virtual MemoryBlock allocate(int64_t bytes, MemoryCategory category, const Stream& stream) = 0;
   // Gives the block back; its bytes are reused only after `event`.
-  virtual void deallocate(const Block& block, const Event& event) = 0;
+  virtual void deallocate(const MemoryBlock& block, const Event& event) = 0;
   // Counts the block under another category from now on.
-  virtual void recategorize(Block& block, MemoryCategory category) = 0;
+  virtual void recategorize(MemoryBlock& block, MemoryCategory category) = 0;
   virtual MemoryStats stats() const = 0;
   virtual void reset_peak() = 0;
   virtual void release_cached() = 0;  // gives free blocks back to the system

@@ -42,7 +42,7 @@ class Storage : public Counted {
  private:
   Storage(int64_t bytes, Device device, MemoryCategory category);
 
-  Block block_;
+  MemoryBlock block_;
   int64_t bytes_ = 0;
   Device device_;
   MemoryCategory category_ = MemoryCategory::kActivations;

@@ -33,8 +33,8 @@ class CpuAllocator : public Allocator {
  public:
   ~CpuAllocator() override { release_cached(); }
 
-  Block allocate(int64_t bytes, MemoryCategory category, const Stream&) override {
-    Block b;
+  MemoryBlock allocate(int64_t bytes, MemoryCategory category, const Stream&) override {
+    MemoryBlock b;
     b.bytes = round_up(bytes, kAlign);
     b.category = category;
     if (bytes == 0) return b;
@@ -55,7 +55,7 @@ class CpuAllocator : public Allocator {
     return b;
   }
 
-  void deallocate(const Block& b, const Event& event) override {
+  void deallocate(const MemoryBlock& b, const Event& event) override {
     if (!b.data) return;
     std::lock_guard lock(mutex_);
     count(b, -1);
@@ -65,7 +65,7 @@ class CpuAllocator : public Allocator {
       waiting_.push_back({b, event});
   }
 
-  void recategorize(Block& b, MemoryCategory category) override {
+  void recategorize(MemoryBlock& b, MemoryCategory category) override {
     std::lock_guard lock(mutex_);
     stats_.by_category[int(b.category)] -= b.data ? b.bytes : 0;
     b.category = category;
@@ -94,7 +94,7 @@ class CpuAllocator : public Allocator {
 
  private:
   struct Waiting {
-    Block block;
+    MemoryBlock block;
     Event event;
   };
 
@@ -128,7 +128,7 @@ class CpuAllocator : public Allocator {
       return true;
     });
   }
-  void count(const Block& b, int sign) {
+  void count(const MemoryBlock& b, int sign) {
     stats_.allocated += sign * b.bytes;
     stats_.by_category[int(b.category)] += sign * b.bytes;
     if (sign > 0) note_peak();
