@@ -12,6 +12,18 @@ namespace sherd {
 int num_threads();  // of this process's kernels; starts as OMP_NUM_THREADS or the number of cores
 void set_num_threads(int n);  // n >= 1; libraries that kernels call use as many
 
+// For the scope, kernels that this thread calls run on it alone: num_threads() is 1 for it.
+class OneThread {
+ public:
+  OneThread();
+  ~OneThread();
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  bool before_;
+};
+
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {
   const int64_t pieces = (n + grain - 1) / grain;
