@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <thread>
+#include <utility>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -25,9 +26,14 @@ std::atomic<int>& threads() {
   return n;
 }
 
+thread_local bool one_thread = false;
+
 }  // namespace
 
-int num_threads() { return threads().load(std::memory_order_relaxed); }
+int num_threads() { return one_thread ? 1 : threads().load(std::memory_order_relaxed); }
+
+OneThread::OneThread() : before_(std::exchange(one_thread, true)) {}
+OneThread::~OneThread() { one_thread = before_; }
 
 void set_num_threads(int n) {
   if (n < 1) fail("[set_num_threads] needs at least one thread, got ", n);

@@ -52,20 +52,23 @@ struct Head {
     for (int64_t r = 0; r < count; ++r, from += ld)
       f(at(i + r), column * size_of(dtype), reinterpret_cast<const char*>(from), sizeof(T), n);
   }
-  // In place where the dtype allows it, else by way of `copy`.
+  // In place where it is compact already, else by way of `copy`: rows that are a power of two apart
+  // would push each other out of the cache.
+  template <class T>
+  TileView<T> compact(int64_t columns, T* copy) const {
+    if (dtype == dtype_of<T> && column == 1 && row == n && n == columns)
+      return {reinterpret_cast<const T*>(data), n, 1};
+    load(0, rows, copy, columns);
+    return {copy, columns, 1};
+  }
   template <class T>
   TileView<T> left(T* copy) const {
-    if (dtype == dtype_of<T>) return {reinterpret_cast<const T*>(data), row, column};
-    load(0, rows, copy, n);
-    return {copy, n, 1};
+    return compact(n, copy);
   }
-  // As a right operand: rows of adjacent elements, filled up.
+  // As a right operand: rows filled up.
   template <class T>
   TileView<T> right(T* copy) const {
-    if (dtype == dtype_of<T> && column == 1 && n % kTileColumns == 0)
-      return {reinterpret_cast<const T*>(data), row, 1};
-    load(0, rows, copy, tile_columns(n));
-    return {copy, tile_columns(n), 1};
+    return compact(tile_columns(n), copy);
   }
 };
 

@@ -29,8 +29,13 @@ template <class T>
 template <class T>
 [[gnu::always_inline]] inline void backward_row(const T* x, const T* w, T lse, T a, T b, T* dx,
                                                 int64_t n) {
+  if (w) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = a * exp_nonpositive(x[i] - lse) - (w ? b * w[i] : b);
+    for (int64_t i = 0; i < n; ++i) dx[i] = a * exp_nonpositive(x[i] - lse) - b * w[i];
+  } else {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) dx[i] = a * exp_nonpositive(x[i] - lse) - b;
+  }
 }
 template <class T>
 SHERD_AVX2 RowSums<T> forward_avx2(const T* x, const T* w, bool smoothing, int64_t n) {

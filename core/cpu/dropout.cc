@@ -10,25 +10,24 @@
 namespace sherd::cpu {
 namespace {
 
-// factor[i] = 0 or `keep`, for elements [first, first + kRun)
+// factor[i] = 0 or `keep` for the elements of a group
 template <class T>
 [[gnu::always_inline]] inline void factors(const Generator::Draw& draw, uint32_t threshold, T keep,
-                                           int64_t first, T* __restrict factor) {
-  uint32_t words[kGroup];
-  for (int64_t i = 0; i < kRun; i += kGroup) {
-    philox_group(draw, (first + i) / kGroup, words);
-    for (int k = 0; k < kGroup; ++k) factor[i + k] = words[k] >= threshold ? keep : T(0);
-  }
+                                           int64_t group, T* __restrict factor) {
+  RandomWords words;
+  make_words(draw, group, words);
+  const uint32_t* word = words.word[0];
+  for (int64_t i = 0; i < kGroup; ++i) factor[i] = word[i] >= threshold ? keep : T(0);
 }
 template <class T>
-SHERD_AVX2 void factors_avx2(const Generator::Draw& draw, uint32_t threshold, T keep, int64_t first,
+SHERD_AVX2 void factors_avx2(const Generator::Draw& draw, uint32_t threshold, T keep, int64_t group,
                              T* factor) {
-  factors(draw, threshold, keep, first, factor);
+  factors(draw, threshold, keep, group, factor);
 }
 template <class T>
 SHERD_AVX512 void factors_avx512(const Generator::Draw& draw, uint32_t threshold, T keep,
-                                 int64_t first, T* factor) {
-  factors(draw, threshold, keep, first, factor);
+                                 int64_t group, T* factor) {
+  factors(draw, threshold, keep, group, factor);
 }
 
 void dropout(const Stream& stream, const Tensor& x, double p, Generator::Draw draw,
@@ -48,9 +47,9 @@ void dropout(const Stream& stream, const Tensor& x, double p, Generator::Draw dr
     char* to = y.bytes();
     auto run = has_avx512() ? factors_avx512<T> : factors_avx2<T>;
     parallel_for(x.numel(), 32768, [&](int64_t begin, int64_t end) {
-      for_runs_of_groups(begin, end, [&](int64_t first, int64_t a, int64_t b) {
-        T factor[kRun], value[kRun];
-        run(draw, threshold, keep, first, factor);
+      for_groups(begin, end, kGroup, [&](int64_t group, int64_t first, int64_t a, int64_t b) {
+        T factor[kGroup], value[kGroup];
+        run(draw, threshold, keep, group, factor);
         read(reinterpret_cast<char*>(value), sizeof(T), from + a * size, size, b - a);
         for (int64_t i = a; i < b; ++i) value[i - a] *= factor[i - first];
         write(to + a * size, size, reinterpret_cast<const char*>(value), sizeof(T), b - a);

@@ -13,28 +13,33 @@
 namespace sherd::cpu {
 namespace {
 
-// Distributions: make(words, out) turns the 64 words of a group into as many floats, or half as
-// many doubles.
+// Distributions: make(words, out) turns the words of a group into kGroup floats, or half as many
+// doubles.
 
 [[gnu::always_inline]] inline float unit(uint32_t word) {
   return float(int32_t(word >> 8)) * 0x1p-24f;
 }
+// The i-th of a group's doubles: words 0 and 1 make the first half, words 2 and 3 the second.
+inline double unit(const RandomWords& words, int64_t i) {
+  const int64_t w = i / kCounters * 2, c = i % kCounters;
+  return uniform_double(words.word[w][c], words.word[w + 1][c]);
+}
 
 struct Uniform {
   double low, high;
-  [[gnu::always_inline]] void make(const uint32_t* __restrict words, float* __restrict out) const {
+  [[gnu::always_inline]] void make(const RandomWords& words, float* __restrict out) const {
     const float lo = float(low), range = float(high - low), hi = float(high),
                 below = std::nextafter(hi, lo);  // the product may round up to high
-    for (int i = 0; i < kGroup; ++i) {
-      const float v = lo + range * unit(words[i]);
+    const uint32_t* word = words.word[0];
+    for (int64_t i = 0; i < kGroup; ++i) {
+      const float v = lo + range * unit(word[i]);
       out[i] = v < hi ? v : below;
     }
   }
-  void make(const uint32_t* words, double* out) const {
+  void make(const RandomWords& words, double* out) const {
     const double below = std::nextafter(high, low);
-    for (int i = 0; i < kGroup / 2; ++i) {
-      const int w = i / kCounters * 2 * kCounters + i % kCounters;
-      const double v = low + (high - low) * uniform_double(words[w], words[w + kCounters]);
+    for (int64_t i = 0; i < kGroup / 2; ++i) {
+      const double v = low + (high - low) * unit(words, i);
       out[i] = v < high ? v : below;
     }
   }
@@ -57,24 +62,25 @@ struct Uniform {
 
 struct Normal {
   double mean, std;
-  [[gnu::always_inline]] void make(const uint32_t* __restrict words, float* __restrict out) const {
+  [[gnu::always_inline]] void make(const RandomWords& words, float* __restrict out) const {
     const float m = float(mean), s = float(std);
-    for (int half = 0; half < kGroup; half += kGroup / 2)
-      for (int l = 0; l < kCounters; ++l) {
-        const int i = half + l, j = i + kCounters;
-        const float radius = s * std::sqrt(-2.f * lane_math::log(1.f - unit(words[i])));
+    for (int w = 0; w < 4; w += 2) {
+      float *first = out + w * kCounters, *second = first + kCounters;
+#pragma GCC ivdep
+      for (int64_t c = 0; c < kCounters; ++c) {
+        const float radius = s * std::sqrt(-2.f * lane_math::log(1.f - unit(words.word[w][c])));
         float sine, cosine;
-        sin_cos_of_turn(unit(words[j]), sine, cosine);
-        out[i] = m + radius * cosine, out[j] = m + radius * sine;
+        sin_cos_of_turn(unit(words.word[w + 1][c]), sine, cosine);
+        first[c] = m + radius * cosine, second[c] = m + radius * sine;
       }
+    }
   }
-  void make(const uint32_t* words, double* out) const {
-    for (int l = 0; l < kCounters; ++l) {
-      auto number = [&](int w) { return uniform_double(words[w + l], words[w + kCounters + l]); };
-      const double radius = std * std::sqrt(-2 * std::log1p(-number(0))),
-                   angle = 2 * M_PI * number(2 * kCounters);
-      out[l] = mean + radius * std::cos(angle),
-      out[l + kCounters] = mean + radius * std::sin(angle);
+  void make(const RandomWords& words, double* out) const {
+    for (int64_t c = 0; c < kCounters; ++c) {
+      const double radius = std * std::sqrt(-2 * std::log1p(-unit(words, c))),
+                   angle = 2 * M_PI * unit(words, kCounters + c);
+      out[c] = mean + radius * std::cos(angle);
+      out[kCounters + c] = mean + radius * std::sin(angle);
     }
   }
 };
@@ -101,44 +107,37 @@ inline double erf_inverse(double y) {
 struct TruncNormal {
   double mean, scale, low, high;  // scale: sqrt(2) std
   double from = std::erf((low - mean) / scale), range = std::erf((high - mean) / scale) - from;
-  template <class T>
-  [[gnu::always_inline]] T value(T u) const {
-    T y = T(from) + T(range) * u;
-    constexpr T kInside = T(1) - std::numeric_limits<T>::epsilon();
-    y = y < -kInside ? -kInside : y > kInside ? kInside : y;
-    const T v = T(mean) + T(scale) * erf_inverse(y);
-    return v < T(low) ? T(low) : v > T(high) ? T(high) : v;
+  [[gnu::always_inline]] void make(const RandomWords& words, float* __restrict out) const {
+    const float m = float(mean), s = float(scale), lo = float(low), hi = float(high),
+                first = float(from), width = float(range);
+    const uint32_t* word = words.word[0];
+    for (int64_t i = 0; i < kGroup; ++i) {
+      // 1 - 2^-23 keeps the ends apart from the poles of the inverse.
+      float v = m + s * erf_inverse((first + width * unit(word[i])) * (1.f - 0x1p-23f));
+      v = v < lo ? lo : v;
+      out[i] = v > hi ? hi : v;
+    }
   }
-  [[gnu::always_inline]] void make(const uint32_t* __restrict words, float* __restrict out) const {
-    for (int i = 0; i < kGroup; ++i) out[i] = value(unit(words[i]));
-  }
-  void make(const uint32_t* words, double* out) const {
-    for (int i = 0; i < kGroup / 2; ++i) {
-      const int w = i / kCounters * 2 * kCounters + i % kCounters;
-      out[i] = value(uniform_double(words[w], words[w + kCounters]));
+  void make(const RandomWords& words, double* out) const {
+    for (int64_t i = 0; i < kGroup / 2; ++i) {
+      constexpr double kInside = 1 - 0x1p-52;
+      const double y = std::clamp(from + range * unit(words, i), -kInside, kInside);
+      out[i] = std::clamp(mean + scale * erf_inverse(y), low, high);
     }
   }
 };
 
-// Numbers [first, first + kRun) into `out`; a double takes two words, so its groups are half as
-// long.
 template <class D, class T>
-[[gnu::always_inline]] inline void run_body(const D& d, const Generator::Draw& draw, int64_t first,
-                                            T* __restrict out) {
-  constexpr int64_t kNumbers = std::is_same_v<T, double> ? kGroup / 2 : kGroup;
-  uint32_t words[kGroup];
-  for (int64_t i = 0; i < kRun; i += kNumbers) {
-    philox_group(draw, (first + i) / kNumbers, words);
-    d.make(words, out + i);
-  }
+SHERD_AVX2 void make_avx2(const D& d, const Generator::Draw& draw, int64_t group, T* out) {
+  RandomWords words;
+  make_words(draw, group, words);
+  d.make(words, out);
 }
 template <class D, class T>
-SHERD_AVX2 void run_avx2(const D& d, const Generator::Draw& draw, int64_t first, T* out) {
-  run_body(d, draw, first, out);
-}
-template <class D, class T>
-SHERD_AVX512 void run_avx512(const D& d, const Generator::Draw& draw, int64_t first, T* out) {
-  run_body(d, draw, first, out);
+SHERD_AVX512 void make_avx512(const D& d, const Generator::Draw& draw, int64_t group, T* out) {
+  RandomWords words;
+  make_words(draw, group, words);
+  d.make(words, out);
 }
 
 template <class D>
@@ -146,15 +145,17 @@ void fill(const D& d, const Generator::Draw& draw, int64_t begin, const Tensor& 
   const int64_t n = y.numel(), size = size_of(y.dtype());
   char* to = y.bytes();
   auto go = [&]<class T>(Type<T>) {
+    constexpr int64_t kNumbers = std::is_same_v<T, double> ? kGroup / 2 : kGroup;
     const Convert store = convert(y.dtype(), dtype_of<T>);
-    auto run = has_avx512() ? run_avx512<D, T> : run_avx2<D, T>;
+    auto make = has_avx512() ? make_avx512<D, T> : make_avx2<D, T>;
     parallel_for(n, 32768, [&](int64_t from, int64_t until) {
-      for_runs_of_groups(begin + from, begin + until, [&](int64_t first, int64_t a, int64_t b) {
-        T block[kRun];
-        run(d, draw, first, block);
-        store(to + (a - begin) * size, size, reinterpret_cast<const char*>(block + (a - first)),
-              sizeof(T), b - a);
-      });
+      for_groups(begin + from, begin + until, kNumbers,
+                 [&](int64_t group, int64_t first, int64_t a, int64_t b) {
+                   T block[kNumbers];
+                   make(d, draw, group, block);
+                   store(to + (a - begin) * size, size,
+                         reinterpret_cast<const char*>(block + (a - first)), sizeof(T), b - a);
+                 });
     });
   };
   y.dtype() == kFloat64 ? go(Type<double>{}) : go(Type<float>{});

@@ -2,6 +2,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/cpu/isa.h"
@@ -30,37 +31,44 @@ struct TileView {
   return __builtin_fma(a, b, c);
 }
 
-// R rows of the result. Four steps of k at a time, so that the result is loaded and stored once in
-// four; each element's sum is one chain of fused multiply-adds in the order of k, whatever R is.
+// R rows of the result and kSteps steps of k: the result is loaded and stored once for all of them.
+template <int R, int kSteps, bool kAdd, class T>
+[[gnu::always_inline]] inline void tile_steps(int64_t n, TileView<T> a, const T* __restrict b,
+                                              int64_t ldb, T* __restrict c, int64_t ldc) {
+  T x[R][kSteps];
+  for (int r = 0; r < R; ++r)
+    for (int u = 0; u < kSteps; ++u) x[r][u] = a.data[r * a.row + u * a.column];
+#pragma GCC ivdep
+  for (int64_t j = 0; j < n; ++j) {
+    T s[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) s[r] = kAdd ? c[r * ldc + j] : T(0);
+#pragma GCC unroll 8
+    for (int u = 0; u < kSteps; ++u)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) s[r] = fused(x[r][u], b[u * ldb + j], s[r]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) c[r * ldc + j] = s[r];
+  }
+}
+// R rows of the result. Each element's sum is one chain of fused multiply-adds in the order of k.
 template <int R, class T>
-[[gnu::always_inline]] inline void tile_rows(int64_t n, int64_t depth, TileView<T> a,
-                                             const T* __restrict b, int64_t ldb, T* __restrict c,
-                                             int64_t ldc, bool accumulate) {
+[[gnu::always_inline]] inline void tile_rows(int64_t n, int64_t depth, TileView<T> a, const T* b,
+                                             int64_t ldb, T* c, int64_t ldc, bool accumulate) {
   constexpr int kSteps = 4;
   int64_t k = 0;
-  auto steps = [&]<int kCount>(std::integral_constant<int, kCount>, bool add) {
-    T x[R][kCount];
-    for (int r = 0; r < R; ++r)
-      for (int u = 0; u < kCount; ++u) x[r][u] = a.data[r * a.row + (k + u) * a.column];
-    const T* bk = b + k * ldb;
-#pragma GCC ivdep
-    for (int64_t j = 0; j < n; ++j) {
-      T s[R];
-      for (int r = 0; r < R; ++r) s[r] = add ? c[r * ldc + j] : T(0);
-#pragma GCC unroll 8
-      for (int u = 0; u < kCount; ++u)
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) s[r] = fused(x[r][u], bk[u * ldb + j], s[r]);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) c[r * ldc + j] = s[r];
+  if (!accumulate) {
+    if (depth >= kSteps) {
+      tile_steps<R, kSteps, false>(n, a, b, ldb, c, ldc);
+      k = kSteps;
+    } else {
+      for (int r = 0; r < R; ++r) std::fill_n(c + r * ldc, n, T(0));
     }
-    k += kCount;
-  };
-  if (depth == 0 && !accumulate)
-    for (int r = 0; r < R; ++r)
-      for (int64_t j = 0; j < n; ++j) c[r * ldc + j] = 0;
-  for (; k + kSteps <= depth;) steps(std::integral_constant<int, kSteps>{}, accumulate || k > 0);
-  for (; k < depth;) steps(std::integral_constant<int, 1>{}, accumulate || k > 0);
+  }
+  auto at = [&] { return TileView<T>{a.data + k * a.column, a.row, a.column}; };
+  for (; k + kSteps <= depth; k += kSteps)
+    tile_steps<R, kSteps, true>(n, at(), b + k * ldb, ldb, c, ldc);
+  for (; k < depth; ++k) tile_steps<R, 1, true>(n, at(), b + k * ldb, ldb, c, ldc);
 }
 template <int R, class T>
 [[gnu::always_inline]] inline void tile_body(int64_t m, int64_t n, int64_t depth, TileView<T> a,
