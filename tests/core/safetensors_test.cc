@@ -374,7 +374,7 @@ TEST_F(Safetensors, MutatedHeaders) {
                                 "null",
                                 " ",
                                 "\xc3"};
-  for (int round = 0; round < 4000; ++round) {
+  for (int round = 0; round < 1500; ++round) {
     std::string header = whole.substr(8, length), data = whole.substr(8 + length);
     for (int k = 1 + random() % 3; k > 0; --k) {
       const size_t at = random() % header.size();
@@ -412,7 +412,7 @@ TEST_F(Safetensors, MutatedHeaders) {
     }
   }
   EXPECT_GT(accepted, 100) << "the mutations are too wild to test anything";
-  EXPECT_LT(accepted, 3900);
+  EXPECT_LT(accepted, 1450);
 }
 
 TEST_F(Safetensors, AtomicFileNamesWhatWentWrong) {
