@@ -36,7 +36,9 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
 
   CLI::App app{"Trains BigModel, fully sharded, on text."};
   app.get_formatter()->column_width(38);
-  app.option_defaults()->always_capture_default();
+  // The last of several wins, so that a script's flags can be followed by a user's.
+  app.option_defaults()->always_capture_default()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);
   auto group = [&](const char* title) { return app.add_option_group(title); };
 
   auto* run = group("How it runs");
@@ -85,8 +87,9 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
 
   auto* data = group("Data");
   data->add_option("--data", o.data,
-                   "text file, folder, or .bin of uint16 tokens; several allowed");
-  data->add_option("--val_data", o.val_data, "validation data of the same kind");
+                   "text file, folder, or .bin of uint16 tokens; several allowed")
+      ->take_all();
+  data->add_option("--val_data", o.val_data, "validation data of the same kind")->take_all();
   data->add_option("--tokenizer", o.tokenizer, "bytes or bpe")
       ->check(CLI::IsMember({"bytes", "bpe"}));
   data->add_flag("--shuffle", o.shuffle, "(default true)");
