@@ -11,18 +11,6 @@
 
 namespace sherd {
 
-// For the scope, kernels that this thread calls run on it alone: num_threads() is 1 for it.
-class OneThread {
- public:
-  OneThread();
-  ~OneThread();
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  bool before_;
-};
-
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {
   const int64_t pieces = (n + grain - 1) / grain;

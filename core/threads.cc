@@ -1,5 +1,6 @@
 #include "core/threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -7,8 +8,6 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-
-#include <algorithm>
 
 #include "core/error.h"
 
