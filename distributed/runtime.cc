@@ -450,7 +450,7 @@ void Runtime::on_end(bool failed) {
     carry_out(schedule_->abort());
     for (auto& u : units_)
       for (auto& g : u->groups()) g.bucket->abort();
-    forwards_.clear();
+    while (!forwards_.empty()) forwards_.pop_back();  // scopes close in reverse
     depth_ = 0;
     return;
   }

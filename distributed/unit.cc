@@ -100,6 +100,14 @@ Unit::Unit(nn::Module& module, std::string name, const std::vector<nn::Slot*>& s
   for (auto& g : groups_) attach(g);
 }
 
+Unit::~Unit() {
+  if (!in_flight_) return;
+  try {
+    gathering_.wait();      // it writes into the buffers
+  } catch (const Error&) {  // nobody is left to be told
+  }
+}
+
 // Fills this rank's part of the piece, and turns the parameter's Tensor into a view of it.
 void Unit::cut(FlatGroup& g, Entry& e, uint64_t seed) {
   nn::Slot& first = *e.slots[0];
