@@ -51,6 +51,7 @@ class Unit {
   // initialisers. A collective where sync_module_states is set.
   Unit(nn::Module& module, std::string name, const std::vector<nn::Slot*>& slots,
        const UnitOptions& options, uint64_t seed);
+  ~Unit();
 
   nn::Module& module() const { return *module_; }
   const std::string& name() const { return name_; }
