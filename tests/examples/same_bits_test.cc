@@ -55,7 +55,7 @@ TEST_P(SameBits, ActivationCheckpointing) {
 }
 TEST_P(SameBits, Wrapping) {
   expect_same({{"--wrap_min_params=0"},          // a unit a block
-               {"--wrap_min_params=2000"},       // the attentions, and what is left
+               {"--wrap_min_params=2000"},       // attentions, feed-forwards, embedding, head
                {"--wrap_min_params=1000000"}});  // the root alone
 }
 // Else all of the above would be easy.
