@@ -8,15 +8,13 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "benchmarks/peak.h"
 #include "core/gemm.h"
 #include "core/parallel_for.h"
+#include "core/peak.h"
 
 namespace {
 
 using namespace sherd;
-
-using bench::thread_seconds;
 
 template <class F>
 double best_seconds(F f) {
@@ -39,7 +37,7 @@ void measure(int64_t tokens, int64_t in, int64_t out, DType dtype) {
                b = full({out}, 0.25, dtype), g = full({tokens, out}, 0.5, dtype),
                y = empty({tokens, out}, dtype), dx = empty({tokens, in}, dtype),
                dw = empty({out, in}, dtype), wide = zeros({out, in}, kFloat32);
-  const double flops = 2e-9 * double(tokens) * double(in) * double(out), peak = bench::fma_peak();
+  const double flops = 2e-9 * double(tokens) * double(in) * double(out), peak = fma_peak();
   std::printf("%-8s %5ld -> %-5ld", name_of(dtype), long(in), long(out));
   auto show = [&](const char* name, auto f) {
     const double t = best_seconds(f);
@@ -63,8 +61,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   set_num_threads(1);
-  std::printf("FMA peak %.0f GFLOP/s, memory %.1f GB/s (one thread)\n", bench::fma_peak(),
-              bench::read_bandwidth());
+  std::printf("FMA peak %.0f GFLOP/s, memory %.1f GB/s (one thread)\n", fma_peak(),
+              read_bandwidth());
   const int64_t shapes[][2] = {{512, 512}, {512, 1536}, {512, 2048}, {2048, 512}, {512, 16384}};
   auto all = [&](const char* what, DType dtype) {
     std::printf("%s\n", what);

@@ -1,10 +1,13 @@
-// The processor's own limits, measured: what shares of peak are shares of.
+// What this processor could do at most, measured on one thread: what shares of peak are shares of.
 #pragma once
 
 namespace sherd {
 
-// Multiply-adds of one thread with the widest vectors, in float32 operations a second (2 each). Takes some milliseconds
-// at the first call.
-double peak_flops();
+// GFLOP/s of float32 multiply-adds (2 each), on AVX-512 where the processor has it, else AVX2. Some milliseconds.
+double fma_peak();
+// GB/s read from memory: a sum over 512 MiB.
+double read_bandwidth();
+// Processor time of the calling thread: what other processes take does not count.
+double thread_seconds();
 
 }  // namespace sherd

@@ -322,7 +322,7 @@ Training::Reduced Training::over_ranks(double loss_sum) const {
 }
 
 void Training::train() {
-  const double peak = peak_flops() * num_threads();
+  const double peak = 1e9 * fma_peak() * num_threads();
   const int64_t tokens = o_.batch_size * o_.accumulate * o_.seq_len * dist::world_size();
   const double max_norm = o_.max_norm > 0 ? o_.max_norm : INFINITY;
   auto batches = loader_->begin();

@@ -1,49 +1,81 @@
 #include "core/peak.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
-#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <vector>
 
 #include "core/cpu/isa.h"
 
 namespace sherd {
+
+double thread_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
 namespace {
 
-typedef float Vector __attribute__((vector_size(64)));
-constexpr int kChains = 12, kRounds = 20000;
-
-// Independent chains of multiply-adds, enough to hide their latency.
-[[gnu::always_inline]] inline float chains() {
-  Vector x[kChains];
-  for (int i = 0; i < kChains; ++i) x[i] = Vector{} + float(i);
-  const Vector a = Vector{} + 0.999f, b = Vector{} + 0.001f;
-  for (int r = 0; r < kRounds; ++r)
-    for (int i = 0; i < kChains; ++i)
-      for (int l = 0; l < 16; ++l) x[i][l] = __builtin_fmaf(x[i][l], a[l], b[l]);
-  Vector sum{};
-  for (int i = 0; i < kChains; ++i) sum += x[i];
-  return sum[0];
-}
-SHERD_AVX2 float chains_avx2() { return chains(); }
-SHERD_AVX512 float chains_avx512() { return chains(); }
-
-double measure() {
-  volatile float sink = 0;
+template <class F>
+double best_seconds(F f) {
   double best = 1e9;
-  for (int i = 0; i < 5; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    sink = cpu::has_avx512() ? chains_avx512() : chains_avx2();
-    best = std::min(
-        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  for (int i = 0; i < 10; ++i) {
+    const double start = thread_seconds();
+    f();
+    best = std::min(best, thread_seconds() - start);
   }
-  (void)sink;
-  return 2.0 * 16 * kChains * kRounds / best;
+  return best;
 }
+
+constexpr int kChains = 12;  // enough to hide the latency of two units
+
+SHERD_AVX2 float fma_loop_avx2(int64_t n) {
+  __m256 a[kChains], b = _mm256_set1_ps(0.999f);
+  for (auto& x : a) x = _mm256_set1_ps(1);
+  for (int64_t i = 0; i < n; ++i)
+#pragma GCC unroll 12
+    for (int k = 0; k < kChains; ++k) a[k] = _mm256_fmadd_ps(a[k], b, b);
+  float sum = 0;
+  for (auto& x : a) sum += _mm256_cvtss_f32(x);
+  return sum;
+}
+SHERD_AVX512 float fma_loop_avx512(int64_t n) {
+  __m512 a[kChains], b = _mm512_set1_ps(0.999f);
+  for (auto& x : a) x = _mm512_set1_ps(1);
+  for (int64_t i = 0; i < n; ++i)
+#pragma GCC unroll 12
+    for (int k = 0; k < kChains; ++k) a[k] = _mm512_fmadd_ps(a[k], b, b);
+  float sum = 0;
+  for (auto& x : a) sum += _mm512_cvtss_f32(x);
+  return sum;
+}
+
+[[gnu::always_inline]] inline uint64_t sum(const uint64_t* p, int64_t n) {
+  uint64_t s = 0;
+  for (int64_t i = 0; i < n; ++i) s += p[i];
+  return s;
+}
+SHERD_AVX2 uint64_t sum_avx2(const uint64_t* p, int64_t n) { return sum(p, n); }
+SHERD_AVX512 uint64_t sum_avx512(const uint64_t* p, int64_t n) { return sum(p, n); }
+
+volatile double sink;
 
 }  // namespace
 
-double peak_flops() {
-  static const double rate = measure();
-  return rate;
+double fma_peak() {
+  const bool wide = cpu::has_avx512();
+  constexpr int64_t n = 200'000;
+  const double t = best_seconds([&] { sink = wide ? fma_loop_avx512(n) : fma_loop_avx2(n); });
+  return 2e-9 * double(n) * kChains * (wide ? 16 : 8) / t;
+}
+double read_bandwidth() {
+  const std::vector<uint64_t> memory(size_t(64) << 20, 1);
+  const auto sum = cpu::has_avx512() ? sum_avx512 : sum_avx2;
+  return 1e-9 * double(memory.size() * 8) /
+         best_seconds([&] { sink = double(sum(memory.data(), int64_t(memory.size()))); });
 }
 
 }  // namespace sherd
