@@ -7,27 +7,18 @@
 
 #include <cmath>
 #include <cstdio>
-#include <ctime>
-#include <filesystem>
 
 #include "core/peak.h"
-#include "distributed/checkpoint/checkpoint_folder.h"
-#include "distributed/checkpoint/full_state.h"
 #include "examples/support/corpus.h"
 #include "examples/support/generate.h"
 #include "examples/support/options.h"
 #include "examples/support/report.h"
+#include "examples/support/run_state.h"
 
 namespace examples {
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-// A mistake of the user's: one line, exit code 2.
-struct UsageError : Error {
-  using Error::Error;
-};
 
 double milliseconds_since(Clock::time_point t) {
   return std::chrono::duration<double, std::milli>(Clock::now() - t).count();
@@ -52,17 +43,15 @@ class Training {
 
   Tensor forward(const Tensor& ids) { return nn::call(model_, ids); }
   void wrap();
-  void open_checkpoints();
-  void save(int64_t step);
-  void resume(const dist::Checkpoint& c);
+  void start();
   void train();
-  double train_step(data::DataLoader::Iterator& batches, data::DataLoader& loader, int64_t step);
   Reduced over_ranks(double loss_sum) const;
   void evaluate(int64_t step);
   void sample();
   nlohmann::json config() const;
-  dist::ModelState state() {
-    return fsdp_ ? dist::ModelState(*fsdp_) : dist::ModelState(model_, dist::default_group());
+  RunState state() {
+    return {fsdp_ ? dist::ModelState(*fsdp_) : dist::ModelState(model_, dist::default_group()),
+            *optimizer_, *schedule_, *loader_};
   }
 
   Options o_;
@@ -139,7 +128,7 @@ Training::Training(const Options& options)
                             " tokens: too few for a batch of ", o_.batch_size, " on each of ",
                             dist::world_size(), " ranks"));
   reporter_ = std::make_unique<Reporter>(dist::rank() == 0, o_.log_jsonl, config());
-  open_checkpoints();
+  start();
 }
 
 void Training::wrap() {
@@ -201,108 +190,19 @@ nlohmann::json Training::config() const {
   return j;
 }
 
-// ---- checkpoints
-void Training::open_checkpoints() {
-  if (o_.save_interval == 0 && !o_.resume) o_.checkpoint_dir.clear();
-  if (o_.resume && o_.checkpoint_dir.empty()) throw UsageError("--resume needs --checkpoint_dir");
-  std::optional<dist::Checkpoint> found;
-  std::string error;
-  if (o_.checkpoint_dir.empty()) {
-    if (o_.save_interval > 0) {  // a folder of this run's own; rank 0 names it
-      char name[32];
-      const std::time_t now = std::time(nullptr);
-      std::strftime(name, sizeof name, "%Y%m%d-%H%M%S", std::localtime(&now));
-      o_.checkpoint_dir = (fs::path(cache_folder()) / "runs" / concat("big_model-", name)).string();
-    }
-  } else if (!dist::checkpoint_steps(o_.checkpoint_dir).empty()) {
-    if (o_.overwrite) {
-      dist::barrier();  // all have looked
-      if (dist::rank() == 0) dist::remove_checkpoints(o_.checkpoint_dir);
-    } else if (!o_.resume) {
-      throw UsageError(
-          o_.checkpoint_dir +
-          " holds checkpoints: go on from them with --resume, or start afresh with --overwrite");
-    } else {
-      found = dist::latest_checkpoint(o_.checkpoint_dir, [](const std::string& line) {
-        if (dist::rank() == 0) dist::report_to_stderr(line);
-      });
-    }
-  }
-  if (found) {
-    resume(*found);
-    reporter_->say("resumed from " + found->path);
+void Training::start() {
+  RunState run = state();
+  if (const auto checkpoint = open_checkpoints(o_)) {
+    step_ = load_run(*checkpoint, run);
+    reporter_->say("resumed from " + checkpoint->path);
     return;
   }
   if (o_.resume) reporter_->say("no checkpoint in " + o_.checkpoint_dir + ": starting afresh");
-  if (!o_.init_from.empty()) {
-    dist::ModelState s = state();
-    try {
-      dist::load_weights(o_.init_from, s);
-    } catch (const Error& e) {
-      throw UsageError(e.what());
-    }
-  }
-}
-
-void Training::save(int64_t step) {
-  dist::ModelState s = state();
-  std::unique_ptr<dist::CheckpointWriter> writer;
-  std::string error;
-  if (dist::rank() == 0) {
-    try {
-      writer = std::make_unique<dist::CheckpointWriter>(
-          o_.checkpoint_dir, step, dist::CheckpointOptions{.keep_last = 2, .overwrite = true});
-    } catch (const Error& e) {
-      error = e.what();
-    }
-  }
-  dist::throw_if_rank0_failed(s, error);
-  auto path = [&](const char* name) { return writer ? writer->path(name) : std::string(); };
-  const FileSummary weights = dist::save_weights(path("model.safetensors"), s);
-  const FileSummary moments = dist::save_optimizer(path("optimizer.safetensors"), s, *optimizer_);
-  // Where every rank's random numbers are.
-  const Generator::State g = default_generator().state();
-  Tensor mine = tensor<int64_t>({int64_t(g.seed), int64_t(g.stream), int64_t(g.draws)});
-  Tensor all = empty({3 * dist::world_size()}, kInt64);
-  dist::all_gather_into_tensor(all, mine);
-  if (writer) {
-    try {
-      writer->add("model.safetensors", weights);
-      writer->add("optimizer.safetensors", moments);
-      const data::LoaderState l = loader_->state();
-      writer->commit({{"step", step},
-                      {"config", config()},
-                      {"schedule_step", schedule_->last_epoch()},
-                      {"loader",
-                       {{"epoch", l.epoch},
-                        {"batches", l.batches},
-                        {"batches_per_epoch", l.batches_per_epoch},
-                        {"seed", l.seed}}},
-                      {"generators", std::vector<int64_t>(all.data<int64_t>(),
-                                                          all.data<int64_t>() + all.numel())}});
-    } catch (const Error& e) {
-      error = e.what();
-    }
-  }
-  dist::throw_if_rank0_failed(s, error);
-}
-
-void Training::resume(const dist::Checkpoint& c) {
-  dist::ModelState s = state();
+  if (o_.init_from.empty()) return;
   try {
-    dist::load_weights(c.file("model.safetensors"), s);
-    dist::load_optimizer(c.file("optimizer.safetensors"), s, *optimizer_);
+    dist::load_weights(o_.init_from, run.model);
   } catch (const Error& e) {
     throw UsageError(e.what());
-  }
-  step_ = c.step;
-  schedule_->step(c.state.at("schedule_step").get<int64_t>());
-  const auto& l = c.state.at("loader");
-  loader_->load_state({l.at("epoch"), l.at("batches"), l.at("batches_per_epoch"), l.at("seed")});
-  const auto g = c.state.at("generators").get<std::vector<int64_t>>();
-  if (int64_t(g.size()) == 3 * dist::world_size()) {
-    const int64_t* mine = g.data() + 3 * dist::rank();
-    default_generator().set_state({uint64_t(mine[0]), uint64_t(mine[1]), uint64_t(mine[2])});
   }
 }
 
@@ -378,7 +278,10 @@ void Training::train() {
 
     const bool last = step_ == o_.steps;
     if (o_.eval_interval > 0 && (last || step_ % o_.eval_interval == 0)) evaluate(step_);
-    if (o_.save_interval > 0 && (last || step_ % o_.save_interval == 0)) save(step_);
+    if (o_.save_interval > 0 && (last || step_ % o_.save_interval == 0)) {
+      RunState run = state();
+      save_run(o_.checkpoint_dir, step_, run, config());
+    }
   }
 }
 
@@ -434,8 +337,8 @@ void Training::run() {
   if (step_ == 0 && o_.eval_interval > 0 && o_.steps > 0) evaluate(0);
   train();
   if (!o_.save_weights.empty()) {
-    dist::ModelState s = state();
-    dist::save_weights(o_.save_weights, s);
+    RunState run = state();
+    dist::save_weights(o_.save_weights, run.model);
   }
   sample();
   std::string where;
