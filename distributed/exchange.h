@@ -49,6 +49,10 @@ class Exchange {
 
   static constexpr int64_t kEagerBytes = 16 << 10;  // as much travels with the tag
   static constexpr int64_t kScratchBytes = int64_t(1) << 20;
+  // What a group of that size takes to work in, at most: it never grows with the tensors.
+  static int64_t room(int size) {
+    return kScratchBytes + (size - 1) * 3 * (kEagerBytes + int64_t(sizeof(CollectiveTag)) + 64);
+  }
 
   // `mesh` may be null for a size of 1.
   Exchange(Mesh* mesh, int rank, int size);

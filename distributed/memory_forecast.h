@@ -18,12 +18,13 @@
 namespace sherd::dist {
 
 struct ForecastOptions {
-  std::optional<DType> param_dtype, reduce_dtype;  // none: the master's; reduce_dtype: param_dtype
-  bool keep_low_precision_grads = false;           // sharded gradients in reduce_dtype
-  int64_t optimizer_bytes = 8;                     // o, an element that is trained; AdamW: 8
-  bool reshard_after_forward = true;               // FULL_SHARD; false: SHARD_GRAD_OP, NO_SHARD
-  bool adds_to_gradients = false;  // gradients of an earlier backward are kept and added to
-  GatherSchedule::Options schedule;
+  std::optional<DType> param_dtype = {},
+                       reduce_dtype = {};  // none: the master's; reduce_dtype: param_dtype
+  bool keep_low_precision_grads = false;   // sharded gradients in reduce_dtype
+  int64_t optimizer_bytes = 8;             // o, an element that is trained; AdamW: 8
+  bool reshard_after_forward = true;       // FULL_SHARD; false: SHARD_GRAD_OP, NO_SHARD
+  bool adds_to_gradients = false;          // gradients of an earlier backward are kept and added to
+  GatherSchedule::Options schedule = {};
   int64_t exchange_bytes = 0;  // room that the collectives themselves work in
 };
 
