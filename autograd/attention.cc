@@ -21,6 +21,13 @@ Tensor four(const Tensor& x) {
   return x.reshape({-1, x.size(-3), x.size(-2), x.size(-1)});
 }
 
+// The leading dimensions, broadcast.
+Dims lead_of(const Tensor& q, const Tensor& k, const Tensor& v) {
+  auto lead = [](const Tensor& x) { return Dims(std::span(x.sizes().d, size_t(x.dim() - 2))); };
+  constexpr auto op = "scaled_dot_product_attention";
+  return broadcast(broadcast(lead(q), lead(k), op), lead(v), op);
+}
+
 void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionArguments& a) {
   constexpr auto op = "[scaled_dot_product_attention] ";
   if (q.dim() < 2 || k.dim() < 2 || v.dim() < 2)
@@ -36,6 +43,12 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionArg
     fail(op, "a mask and is_causal exclude each other: put the causal mask into the mask");
   if (a.mask.defined() && a.mask.dtype() != kBool && !is_float(a.mask.dtype()))
     fail(op, "the mask must be bool or floating point, got ", a.mask.dtype());
+  if (a.mask.defined()) {
+    Dims scores = lead_of(q, k, v);
+    scores.push(q.size(-2)), scores.push(k.size(-2));
+    if (!(broadcast(a.mask.sizes(), scores, "scaled_dot_product_attention") == scores))
+      fail(op, "the mask ", a.mask.sizes(), " does not broadcast to the scores' shape ", scores);
+  }
   if (a.dropout_p < 0 || a.dropout_p > 1)
     fail(op, "dropout_p must be in [0, 1], got ", a.dropout_p);
 }
@@ -45,11 +58,15 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionArg
 Tensor scaled_dot_product_attention_composed(const Tensor& q, const Tensor& k, const Tensor& v,
                                              const AttentionArguments& a) {
   check(q, k, v, a);
+  if (size_of(q.dtype()) < 4)  // large scores in 16 bits lose what tells keys apart
+    return scaled_dot_product_attention_composed(q.to(kFloat32), k.to(kFloat32), v.to(kFloat32), a)
+        .to(q.dtype());
+  if (k.size(-2) == 0) return matmul(matmul(q, k.transpose(-1, -2)), v);  // nothing to see: zeros
   Tensor scores = matmul(q, k.transpose(-1, -2)) * scale_of(q, a);
   const int64_t t = q.size(-2), s = k.size(-2);
   Tensor hidden;  // true where a key is not seen
   if (a.is_causal)
-    hidden = arange(t).unsqueeze(1) < arange(s).unsqueeze(0);
+    hidden = arange(t).to(q.device()).unsqueeze(1) < arange(s).to(q.device()).unsqueeze(0);
   else if (a.mask.defined() && a.mask.dtype() == kBool)
     hidden = a.mask == Tensor(false);
   else if (a.mask.defined())
@@ -70,12 +87,7 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
   if (a.dropout_p > 0 || (a.mask.defined() && a.mask.requires_grad()) || s == 0 ||
       query.size(-1) == 0)
     return scaled_dot_product_attention_composed(query, key, value, a);
-  // Leading dimensions broadcast.
-  Dims lead =
-      broadcast(Dims(std::span(query.sizes().d, query.dim() - 2)),
-                Dims(std::span(key.sizes().d, key.dim() - 2)), "scaled_dot_product_attention");
-  lead = broadcast(lead, Dims(std::span(value.sizes().d, value.dim() - 2)),
-                   "scaled_dot_product_attention");
+  const Dims lead = lead_of(query, key, value);
   auto with = [&](const Tensor& x) {
     Dims d = lead;
     d.push(x.size(-2)), d.push(x.size(-1));
@@ -101,9 +113,10 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
     attention_forward(q.device(), q.dtype())(q.detach(), k.detach(), v.detach(), options, y, lse);
   const Tensor result = record<3>(
       "scaled_dot_product_attention", y, {&q, &k, &v},
-      [q = Saved(q), k = Saved(k), v = Saved(v), y = Saved(y, kOutput), lse, options, a](
-          const Tensor& g, Needs needs) {
+      [q = Saved(q), k = Saved(k), v = Saved(v), mask = Saved(a.mask), y = Saved(y, kOutput), lse,
+       options, a](const Tensor& g, Needs needs) {
         const Tensor qv = q.get(), kv = k.get(), vv = v.get();
+        mask.get();  // unchanged since, or an error
         std::array<Tensor, 3> r;
         if (grad_enabled()) {
           AttentionArguments four_dims = a;
@@ -121,7 +134,9 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
         }
         r = {empty(qv.sizes(), qv.dtype(), qv.device()), empty(kv.sizes(), kv.dtype(), kv.device()),
              empty(vv.sizes(), vv.dtype(), vv.device())};
-        if (r[0].numel())
+        if (y.get().numel() == 0 || qv.numel() == 0)  // nothing flows back
+          for (auto& t : r) copy_raw(t, Tensor(0.0));
+        else
           attention_backward(qv.device(), qv.dtype())(g.detach(), qv.detach(), kv.detach(),
                                                       vv.detach(), y.get(), lse, options, r[0],
                                                       r[1], r[2]);
@@ -133,7 +148,20 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
 }
 
 Tensor packed_self_attention(const Tensor& qkv, int64_t heads, const Tensor& mask, bool is_causal) {
+  if (qkv.dim() != 3 || heads < 1 || qkv.size(2) % (3 * heads) != 0)
+    fail("[packed_self_attention] expected [B, T, 3 C] with C a multiple of ", heads,
+         " heads, got ", qkv.sizes());
+  if (!is_float(qkv.dtype()))
+    fail("[packed_self_attention] needs a floating point tensor, not ", qkv.dtype());
   const int64_t b = qkv.size(0), t = qkv.size(1), c = qkv.size(2) / 3, d = c / heads;
+  if (mask.defined() && is_causal)
+    fail(
+        "[packed_self_attention] a mask and is_causal exclude each other: put the causal mask into "
+        "the mask");
+  if (mask.defined() &&
+      !(broadcast(mask.sizes(), {b, heads, t, t}, "packed_self_attention") == Dims{b, heads, t, t}))
+    fail("[packed_self_attention] mask ", mask.sizes(), " does not broadcast to ",
+         Dims{b, heads, t, t});
   const Tensor x = qkv.contiguous();
   auto part = [=](const Tensor& p, int i) {  // [B, H, T, D] of the packed [B, T, 3 C]
     return p.as_strided_raw({b, heads, t, d}, {t * 3 * c, d, 3 * c, 1}, p.storage_offset() + i * c);
@@ -153,9 +181,10 @@ Tensor packed_self_attention(const Tensor& qkv, int64_t heads, const Tensor& mas
     attention_forward(x.device(), x.dtype())(part(x, 0), part(x, 1), part(x, 2), options, merged(y),
                                              lse);
   return record<1>("packed_self_attention", y, {&x},
-                   [x = Saved(x), y = Saved(y, kOutput), lse, options, part, merged, heads, b, t, c,
-                    d](const Tensor& g, Needs) {
+                   [x = Saved(x), mask = Saved(mask), y = Saved(y, kOutput), lse, options, part,
+                    merged, heads, b, t, c, d](const Tensor& g, Needs) {
                      const Tensor xv = x.get();
+                     mask.get();
                      if (grad_enabled()) {
                        auto in = xv.reshape({b, t, 3, heads, d}).permute({2, 0, 3, 1, 4});
                        AttentionArguments a{options.mask, 0, options.causal, options.scale};

@@ -71,7 +71,7 @@ Tensor cross_entropy_composed(const Tensor& logits, const Tensor& targets,
   const int64_t n = p.size(0), v = p.size(1);
   const Tensor t = targets.reshape({n, 1}),
                ignored = targets.reshape({n}) == Tensor(a.ignore_index);
-  const Tensor hit = t == arange(v).unsqueeze(0);
+  const Tensor hit = t == arange(v).to(p.device()).unsqueeze(0);
   const Tensor w = a.weight.defined() ? a.weight.to(p.dtype()).unsqueeze(0)
                                       : ones({1, 1}, p.dtype(), p.device());
   // By where, not by a factor of 0: a class of probability 0 has an infinite logarithm.

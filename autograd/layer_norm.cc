@@ -19,12 +19,15 @@ Tensor layer_norm_composed(const Tensor& x, const Dims& shape, const Tensor& wei
 Tensor layer_norm(const Tensor& x, const Dims& shape, const Tensor& weight, const Tensor& bias,
                   double eps) {
   for (auto* p : {&weight, &bias}) autograd::refuse_placeholder("layer_norm", *p);
+  if (!is_float(x.dtype())) fail("[layer_norm] needs a floating point tensor, not ", x.dtype());
   if (shape.n == 0 || shape.n > x.dim() ||
       !std::equal(shape.begin(), shape.end(), x.sizes().end() - shape.n))
     fail("[layer_norm] shape ", shape, " does not end the input's shape ", x.sizes());
   for (auto* p : {&weight, &bias})
     if (p->defined() && !(p->sizes() == shape))
       fail("[layer_norm] weight and bias must have shape ", shape, ", not ", p->sizes());
+    else if (p->defined() && !is_float(p->dtype()))
+      fail("[layer_norm] weight and bias must be floating point, not ", p->dtype());
   const int64_t d = shape.numel(), rows = d ? x.numel() / d : 0;
   const DType statistics = x.dtype() == kFloat64 ? kFloat64 : kFloat32;
   Tensor mean = empty({rows}, statistics, x.device()), rstd = empty({rows}, statistics, x.device()),

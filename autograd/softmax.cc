@@ -6,6 +6,10 @@
 namespace sherd {
 namespace {
 
+void check(const char* op, const Tensor& x) {
+  if (!is_float(x.dtype())) fail("[", op, "] needs a floating point tensor, not ", x.dtype());
+}
+
 // Rows along the last dimension, [N, C] contiguous.
 Tensor rows_of(const Tensor& x) {
   const Tensor c = contiguous_raw(x);
@@ -18,7 +22,7 @@ using Backward = Kernel<void(const Tensor&, const Tensor&, const Tensor&)>;
 
 Tensor by_rows(const char* op, const Tensor& x, int64_t dim, const Forward& forward,
                const Backward& backward, Tensor (*composed)(const Tensor& g, const Tensor& y)) {
-  if (!is_float(x.dtype())) fail("[", op, "] needs a floating point tensor, not ", x.dtype());
+  check(op, x);
   const int k = wrap_dim(op, dim, x.dim());
   if (x.dim() && k != x.dim() - 1)
     return by_rows(op, x.transpose(k, -1), -1, forward, backward, composed).transpose(k, -1);
@@ -52,11 +56,13 @@ Tensor log_softmax(const Tensor& x, int64_t dim) {
 
 Tensor softmax_composed(const Tensor& x, int64_t dim) {
   const Dims d = x.dim() ? Dims{dim} : Dims{};
+  check("softmax", x);
   const Tensor e = exp(x - amax(x, d, true).detach());
   return e / sum(e, d, true);
 }
 Tensor log_softmax_composed(const Tensor& x, int64_t dim) {
   const Dims d = x.dim() ? Dims{dim} : Dims{};
+  check("log_softmax", x);
   const Tensor c = x - amax(x, d, true).detach();
   return c - log(sum(exp(c), d, true));
 }

@@ -47,15 +47,21 @@ MultiheadAttention::Result MultiheadAttention::forward(const Tensor& query, cons
     mask = mask.defined() ? mask + added : added;
   };
   if (a.attn_mask.defined()) {
-    if (a.attn_mask.dim() == 3)
-      hide(a.attn_mask.view({b, heads_, t, s}));
-    else
-      hide(a.attn_mask);
+    const Dims &shape = a.attn_mask.sizes(), all{b * heads_, t, s};
+    if (!(shape == all) && !(shape == Dims{t, s}))
+      fail("[MultiheadAttention] ", full_name(), ": attn_mask ", shape, " does not fit: expected ",
+           Dims{t, s}, " or ", all);
+    hide(shape.n == 3 ? a.attn_mask.reshape({b, heads_, t, s}) : a.attn_mask);
   }
-  if (a.key_padding_mask.defined()) hide(a.key_padding_mask.view({b, 1, 1, s}));
+  if (a.key_padding_mask.defined()) {
+    if (!(a.key_padding_mask.sizes() == Dims{b, s}))
+      fail("[MultiheadAttention] ", full_name(), ": key_padding_mask ", a.key_padding_mask.sizes(),
+           " does not fit: expected ", Dims{b, s});
+    hide(a.key_padding_mask.reshape({b, 1, 1, s}));
+  }
   bool causal = a.is_causal;
   if (causal && (mask.defined() || a.need_weights)) {
-    hide(arange(t).unsqueeze(1) < arange(s).unsqueeze(0));
+    hide(arange(t).to(query.device()).unsqueeze(1) < arange(s).to(query.device()).unsqueeze(0));
     causal = false;
   }
 

@@ -12,8 +12,6 @@
 namespace sherd {
 namespace {
 
-
-
 std::vector<double> values(const Tensor& t) {
   const Tensor c = contiguous_raw(to_raw(t, kFloat64));
   return {c.data<double>(), c.data<double>() + c.numel()};
