@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "core/context.h"
-#include "core/parallel_for.h"
+#include "core/threads.h"
 #include "distributed/socket.h"
 
 namespace sherd::dist {

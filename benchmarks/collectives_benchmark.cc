@@ -1,0 +1,80 @@
+// What collectives cost over loopback: 2 ranks, 1 KiB to 64 MiB of float32; the whole tensor's bytes
+// by the clock, and the processor time that rank 0 spent (which tells something on a machine that
+// others use too).
+//
+//     ./bazelw run //benchmarks:collectives            # --ranks=4 for more
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/distributed/spawn.h"
+
+namespace sherd::dist {
+namespace {
+
+struct Cost {  // microseconds a call
+  double clock = 1e30, cpu = 1e30;
+};
+
+double cpu_time() {
+  rusage u;
+  getrusage(RUSAGE_SELF, &u);
+  auto us = [](const timeval& t) { return 1e6 * double(t.tv_sec) + double(t.tv_usec); };
+  return us(u.ru_utime) + us(u.ru_stime);
+}
+
+// The best of 5 series.
+Cost cost_of(int calls, const std::function<void()>& f) {
+  using Clock = std::chrono::steady_clock;
+  Cost best;
+  for (int series = 0; series < 5; ++series) {
+    barrier();
+    const auto start = Clock::now();
+    const double cpu = cpu_time();
+    for (int i = 0; i < calls; ++i) f();
+    const std::chrono::duration<double, std::micro> t = Clock::now() - start;
+    best.clock = std::min(best.clock, t.count() / calls);
+    best.cpu = std::min(best.cpu, (cpu_time() - cpu) / calls);
+  }
+  return best;
+}
+
+void run(int rank, int ranks) {
+  const Group& group = default_group();
+  if (rank == 0)
+    std::printf("%d ranks, gloo over 127.0.0.1\n%10s %35s %35s %35s\n", ranks, "bytes",
+                "all_reduce", "all_gather_pieces", "reduce_scatter_pieces");
+  for (int64_t bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) {
+    const int64_t piece = bytes / 4 / ranks;
+    const Tensor whole = full({piece * ranks}, 1);
+    const Tensor mine = whole.as_strided_raw({piece}, {1}, rank * piece);
+    const int calls = bytes <= 1 << 16 ? 200 : bytes <= 4 << 20 ? 20 : 4;
+    const Cost costs[] = {cost_of(calls, [&] { group->all_reduce(whole, ReduceOp::kMax).wait(); }),
+                          cost_of(calls, [&] { group->all_gather_pieces({whole}, {mine}).wait(); }),
+                          cost_of(calls, [&] {
+                            group->reduce_scatter_pieces({mine}, {whole}, ReduceOp::kAvg).wait();
+                          })};
+    if (rank != 0) continue;
+    std::printf("%10lld", static_cast<long long>(bytes));
+    for (const Cost& c : costs)
+      std::printf(" %9.0f us %5.2f GB/s, cpu %6.0f us", c.clock, double(bytes) / c.clock / 1e3,
+                  c.cpu);
+    std::printf("\n");
+  }
+}
+
+}  // namespace
+}  // namespace sherd::dist
+
+int main(int argc, char** argv) {
+  int ranks = 2;
+  for (int i = 1; i < argc; ++i)
+    if (std::strncmp(argv[i], "--ranks=", 8) == 0) ranks = std::atoi(argv[i] + 8);
+  const auto results =
+      sherd::dist::run_processes(ranks, [ranks](int rank) { sherd::dist::run(rank, ranks); },
+                                 {.kill_after = std::chrono::minutes(10)});
+  std::printf("%s", results[0].output.c_str());
+}
