@@ -44,11 +44,12 @@ Module::NamedTensors named(const ModuleState& m, const std::string& prefix, bool
 
 void fill(Slot& s, const std::string& name, uint64_t seed) {
   if (!s.declared) return;
-  s.declared = false;
   if (s.tied_to) {
     s.tensor = s.tied_to->tensor;
+    s.declared = s.tied_to->declared;
     return;
   }
+  s.declared = false;
   autograd::make_meta(s.tensor).name = name;
   MemoryScope scope(MemoryCategory::kParameters);
   Tensor values = empty(s.tensor.sizes(), s.tensor.dtype(), kCPU);
@@ -59,11 +60,13 @@ void fill(Slot& s, const std::string& name, uint64_t seed) {
   s.tensor.set_data(values);
 }
 
-void materialize(ModuleState& root, uint64_t seed) {
-  for_slots(root, "", true, [&](const std::string& name, Slot& s) {
+// Of `m` and below, under the names from the outermost module.
+void materialize(ModuleState& m, uint64_t seed) {
+  const std::string path = path_of(&m);
+  for_slots(m, path, true, [&](const std::string& name, Slot& s) {
     if (!s.tied_to) fill(s, name, seed);
   });
-  for_slots(root, "", true, [&](const std::string& name, Slot& s) { fill(s, name, seed); });
+  for_slots(m, path, true, [&](const std::string& name, Slot& s) { fill(s, name, seed); });
 }
 
 class FunctionHooks : public CallHooks {

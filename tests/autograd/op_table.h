@@ -68,7 +68,15 @@ struct Row {
   bool differentiates_constants = false;  // some inputs are taken as constants: no gradcheck
   std::vector<double> bad = {NAN, INFINITY,
                              -INFINITY};  // what one element of the first input is set to
-  enum Integers { kRefused, kBecomeFloat, kStay, kWide, kToBool, kToIndex } integers = kRefused;
+  enum Integers {
+    kRefused,
+    kBecomeFloat,
+    kStay,
+    kTimesNumber,
+    kWide,
+    kToBool,
+    kToIndex
+  } integers = kRefused;
   std::vector<double> special =
       {};  // for pointwise ops: these values, in every combination of the inputs
   // The forms in place (result into x, from x and the others) and with a given output.

@@ -252,7 +252,7 @@ void add_embedding(std::vector<Row>& rows) {
           if (!padding) return y;
           // Differences see the padding row; the derivative leaves it out on purpose: weigh it with 0.
           const int64_t p = *padding < 0 ? *padding + t[0].size(0) : *padding;
-          return where((t[1] == Tensor(p)).unsqueeze(-1), Tensor(0.0), y);
+          return where((t[1] == Tensor(p)).unsqueeze(-1), Tensor(0), y);
         },
         [padding](const Inputs& t) {
           const int64_t p = padding ? (*padding < 0 ? *padding + t[0].size(0) : *padding) : -1;
@@ -268,7 +268,7 @@ void add_embedding(std::vector<Row>& rows) {
          {{5, 0}, In::index({2}, 5)},
          {{30, 70}, In::index({50}, 30)}},
         {{100, 65}, In::index({40, 20}, 100)}, 10));
-    rows.back().integers = Row::kStay;
+    rows.back().integers = padding ? Row::kTimesNumber : Row::kStay;
   }
   const Tensor table = full({3, 2}, 1);
   rows.back().refused = {[=] { embedding(tensor<int64_t>({3}), table); },

@@ -328,7 +328,7 @@ std::vector<Row> view_rows() {
     r.samples = {{{2, 5}}, {{2, 4, 2}}, {{3, 2}}, {{0, 3}}};
     r.large = {{130, 7}};
     r.exact = true;
-    r.integers = Row::kStay;
+    r.integers = Row::kTimesNumber;
     r.refused = c.refused;
     rows.push_back(r);
   }

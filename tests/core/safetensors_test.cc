@@ -411,7 +411,7 @@ TEST_F(Safetensors, MutatedHeaders) {
     } catch (const Error&) {
     }
   }
-  EXPECT_GT(accepted, 100) << "the mutations are too wild to test anything";
+  EXPECT_GT(accepted, 30) << "the mutations are too wild to test anything";
   EXPECT_LT(accepted, 1450);
 }
 
