@@ -1,0 +1,97 @@
+#!/bin/bash
+# What is too long for CI, once, by hand: all matrices, the sanitizers, long fuzzing, resumes after kills, benchmarks.
+#
+#     tools/full_check.sh [REPORT.md]        # goes on after failures; exit code 1 if there were any
+#
+# SHERD_TORCH_PYTHON=/path/to/python with torch installed adds the comparison with PyTorch.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+report=$(realpath "${1:-full_check.md}")
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failed=0
+
+{
+  echo "# Full check"
+  echo
+  echo "$(git log -1 --format='%h %s'), $(date -u +%Y-%m-%d), $(nproc) cores, $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1)"
+  echo
+  echo "| part | result | seconds |"
+  echo "|---|---|---|"
+} >"$report"
+
+part() { # part NAME COMMAND...
+  local name=$1 start=$SECONDS result=passed
+  shift
+  echo "== $name" >&2
+  if ! "$@" >"$scratch/log" 2>&1; then
+    result=FAILED
+    failed=1
+    tail -n 60 "$scratch/log" >&2
+  fi
+  echo "| $name | $result $(tail -n 1 "$scratch/log" | tr '|' ' ' | cut -c1-120) | $((SECONDS - start)) |" >>"$report"
+}
+
+cases() { # all test cases of a run, with more rounds in the fuzzers
+  ./bazelw test --keep_going --build_event_json_file="$scratch/events" --test_env=SHERD_LONG_TESTS=1 "$@"
+  local code=$?
+  python3 .ci/summarize.py "$scratch/events"
+  return $code
+}
+
+golden_matrix() {
+  local bad=0 n=0
+  for golden in bigmodel_tiny bigmodel_odd bigmodel_no_mask bigmodel_wide_batch; do
+    for ranks in 1 2 4; do
+      for strategy in full_shard shard_grad_op no_shard ddp; do
+        for extra in "" --activation_checkpointing --wrap_min_params=2000; do
+          n=$((n + 1))
+          python3 tools/golden_run.py bazel-bin/examples/big_model "$golden" "$ranks" "$strategy" $extra || bad=$((bad + 1))
+        done
+      done
+    done
+  done
+  echo "$n runs, $bad outside of the tolerances"
+  [ $bad = 0 ]
+}
+
+kill_and_resume() { # 50 runs killed at a random moment end in the bytes of the uninterrupted one
+  local flags="--layers=2 --dim=32 --ff_dim=64 --vocab_size=97 --seq_len=16 --batch_size=4 --steps=24 --eval_interval=0
+    --save_interval=3 --max_new_tokens=0 --data=tests/goldens/bigmodel_tiny/tokens.bin"
+  local bad=0
+  bazel-bin/examples/big_model $flags --checkpoint_dir="$scratch/whole" --save_weights="$scratch/whole.safetensors" || return 1
+  for i in $(seq 50); do
+    rm -rf "$scratch/cut"
+    bazel-bin/examples/big_model $flags --checkpoint_dir="$scratch/cut" &
+    local job=$!
+    sleep "0.$((RANDOM % 90 + 10))"
+    local ranks
+    ranks=$(pgrep -P $job | shuf -n 1)
+    [ -n "$ranks" ] && kill -KILL "$ranks"
+    wait $job
+    bazel-bin/examples/big_model $flags --checkpoint_dir="$scratch/cut" --resume --save_weights="$scratch/cut.safetensors" || bad=$((bad + 1))
+    cmp "$scratch/whole.safetensors" "$scratch/cut.safetensors" || bad=$((bad + 1))
+  done
+  echo "50 runs, $bad differ"
+  [ $bad = 0 ]
+}
+
+part "build" ./bazelw build //...
+part "tests" cases //...
+part "tests without AVX-512" cases --test_env=SHERD_NO_AVX512=1 //tests/core/... //tests/autograd/... //tests/nn/...
+part "golden runs, all strategies" golden_matrix
+part "50 kills, each resumed" kill_and_resume
+part "AddressSanitizer and UBSan" cases --config=asan //...
+part "ThreadSanitizer: engine, loader, process groups, sharding, launcher" \
+  cases --config=tsan //tests/autograd:engine_test //tests/data/... //tests/distributed/... //tests/launcher/...
+for benchmark in gemm kernels collectives exact_sum; do
+  part "benchmark $benchmark" ./bazelw run "//benchmarks:$benchmark"
+done
+if [ -n "${SHERD_TORCH_PYTHON:-}" ]; then
+  part "beside PyTorch" python3 benchmarks/side_by_side.py --torch-python "$SHERD_TORCH_PYTHON"
+else
+  echo "| beside PyTorch | skipped: SHERD_TORCH_PYTHON is not set | 0 |" >>"$report"
+fi
+
+echo "report: $report" >&2
+exit $failed
