@@ -1,7 +1,7 @@
 // Gradcheck: analytic derivatives against central differences, in float64.
 //
-//     gradcheck([](const auto& in) { return std::vector<Tensor>{tanh(in[0]) * in[1]}; }, {x, y});
 //     // Error if they differ
+//     gradcheck([](const auto& in) { return std::vector<Tensor>{tanh(in[0]) * in[1]}; }, {x, y});
 #pragma once
 #include <functional>
 #include <vector>

@@ -88,8 +88,9 @@ struct CrossEntropyArguments {
       Reduction::kMean;  // mean: over the weights of the targets that are not ignored
   double label_smoothing = 0;
 };
-// logits [N, V], [N, V, d1, ..] or [V]; targets: int64 class indices of the same shape without V, or
-// probabilities of the same shape (their mean is over all rows; ignore_index has no meaning there).
+// logits [N, V], [N, V, d1, ..] or [V]; targets: int64 class indices of the same shape without V,
+// or probabilities of the same shape (their mean is over all rows; ignore_index has no meaning
+// there).
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyArguments& arguments = {});
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::kMean);

@@ -31,8 +31,9 @@ struct Needs {
   }
 };
 
-// Error if `t` is a sharded parameter that is not gathered. Recording does this by itself; an op that is not pointwise
-// also says it for no_grad, where copies and in-place arithmetic on the local part are what optimizers do.
+// Error if `t` is a sharded parameter that is not gathered. Recording does this by itself; an op
+// that is not pointwise also says it for no_grad, where copies and in-place arithmetic on the local
+// part are what optimizers do.
 void refuse_placeholder(const char* op, const Tensor& t);
 
 template <class F, int N>

@@ -1,8 +1,10 @@
 // Scope: the nodes that one stretch of forward made, such as one call of a module. FSDP learns from
 // scopes when a backward reaches a unit and when it has left it.
 //
-//     struct MyScope : autograd::Scope { void on_enter() override {...}  void on_leave() override
-//     {...} };
+//     struct MyScope : autograd::Scope {
+//       void on_enter() override {...}
+//       void on_leave() override {...}
+//     };
 //     {
 //       autograd::ScopeGuard guard(make_ref<MyScope>());      // nested scopes are children
 //       y = module.forward(x);

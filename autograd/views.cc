@@ -49,10 +49,10 @@ bool view_strides(const Tensor& x, const Dims& sizes, Dims& strides) {
   return to < 0;
 }
 
-// [Note: views and in-place changes] A view's history says how it was cut from its base as that was. An in-place
-// change gives the base another history, which the view does not get; so a backward through a view whose family
-// was changed after it was taken is an error, and an in-place change through a view is one at once
-// (autograd::check_in_place).
+// [Note: views and in-place changes] A view's history says how it was cut from its base as that
+// was. An in-place change gives the base another history, which the view does not get; so a
+// backward through a view whose family was changed after it was taken is an error, and an in-place
+// change through a view is one at once (autograd::check_in_place).
 template <class F>
 Tensor record_view(const char* op, const Tensor& x, const Dims& sizes, const Dims& strides,
                    int64_t offset, F gradient) {

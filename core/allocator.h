@@ -1,9 +1,8 @@
 // Allocator: caching, one a device and context. Freed blocks are kept and handed out again, so a
 // training step in steady state asks the operating system for nothing. It counts bytes by category:
 //
-//     MemoryScope scope(MemoryCategory::kOptimizer);        // what this thread allocates here is
-//     optimizer state memory_stats().allocated;                             // of the current
-//     context's CPU allocator
+//     MemoryScope scope(MemoryCategory::kOptimizer);   // this thread allocates optimizer state
+//     memory_stats().allocated;                        // of the current context's CPU allocator
 //
 // Counts are of the bytes asked for by tensors (rounded up to 64), not of the blocks that hold
 // them; `reserved` is what was taken from the system.

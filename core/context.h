@@ -2,9 +2,8 @@
 // case) or a thread of one (fast tests), so the generator, the allocator with its statistics, and,
 // hung on by the layers above, the default process group are members of a Context.
 //
-//     Context& c = Context::current();            // this thread's; the process's own where none
-//     was set ContextGuard guard(rank_context);           // for the scope, this thread works for
-//     that rank
+//     Context& c = Context::current();       // this thread's; the process's own where none was set
+//     ContextGuard guard(rank_context);      // for the scope, this thread works for that rank
 //
 // A thread that a rank starts (a loader's worker, a progress thread) enters its parent's context
 // first.

@@ -3,7 +3,7 @@
 //     cross_entropy_forward(x.device(), x.dtype())(logits, targets, options, losses, lse, sums);
 //     loss = sums[0] / sums[1];                                       // reduction "mean"
 //     cross_entropy_backward(x.device(), x.dtype())(g, sums[1], logits, targets, lse, options,
-//     dlogits);
+//                                                   dlogits);
 //
 // Legend: N rows (tokens), V classes. With t = targets[n], w = weight (1 where undefined), p =
 // softmax(logits[n]) and s = label_smoothing,

@@ -2,8 +2,7 @@
 //
 //     gemm(x, w.t(), y);                                            // y = x w^T
 //     gemm(x, w.t(), y, {.bias = b, .activation = Activation::kRelu});   // y = relu(x w^T + b)
-//     gemm(g.t(), x, dw, {.accumulate = true});                     // dw += g^T x, into a flat
-//     gradient
+//     gemm(g.t(), x, dw, {.accumulate = true});                     // dw += g^T x
 //
 // Legend: M rows, N columns, K summed over, B batch.
 #pragma once
@@ -58,7 +57,8 @@ void set_gemm_backend(GemmBackend backend);
 enum class Bf16Products : uint8_t { kAuto, kNative, kConverted };
 Bf16Products bf16_products();  // kNative or kConverted: resolves kAuto, measuring if it must
 void set_bf16_products(Bf16Products choice);
-// "native bf16: 310 GFLOP/s, converted: 160 GFLOP/s on one thread (native is used)", or "native bf16 (set)".
+// "native bf16: 310 GFLOP/s, converted: 160 GFLOP/s on one thread (native is used)", or "native
+// bf16 (set)".
 std::string describe_bf16_products();
 const char* name_of(Bf16Products choice);
 

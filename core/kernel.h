@@ -1,12 +1,13 @@
 // Kernel<void(A...)>: the typed slot of one operator, an entry a device type. The device's own file
 // fills it:
 //
-//     inline constinit Kernel<void(const Tensor& x, Tensor& y)> relu_kernel{"relu"};            //
-//     declaration, seen by all static const Register r{relu_kernel, DeviceType::kCPU, //
-//     cpu/relu.cc
+//     // the declaration, seen by all
+//     inline constinit Kernel<void(const Tensor& x, Tensor& y)> relu_kernel{"relu"};
+//     // cpu/relu.cc
+//     static const Register r{relu_kernel, DeviceType::kCPU,
 //                             [](const Stream&, const Tensor& x, Tensor& y) { ... }};
-//     relu_kernel(x.device(), x.dtype())(x, y);                                                 //
-//     use
+//     // use
+//     relu_kernel(x.device(), x.dtype())(x, y);
 //
 // A function of another signature does not compile; a missing one throws an Error with op, device
 // and dtype. A kernel gets the stream to run on first; what it computes is there only for later

@@ -1,8 +1,7 @@
 // Lane<T>: one element inside a kernel. An operator's formula is written once, over `auto`, and is
 // compiled with
-//   Lane<float>, Lane<double>, ...  by g++ (the loop around it becomes AVX2 and AVX-512) and by
-//   nvcc (one CUDA thread); Tensor                          by autograd, when a graph of the
-//   gradient is wanted.
+//   Lane<float>, Lane<double>, ..   the loop around it becomes AVX2 and AVX-512
+//   Tensor                          by autograd, when a graph of the gradient is wanted
 // So a formula may use: + - * /, comparisons, & | !, numbers of any type, where, and the functions
 // below. Why a struct and not plain float: `0.5 * x` stays in float, and `exp(x)` is found by
 // argument-dependent lookup for lanes and tensors.

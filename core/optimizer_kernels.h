@@ -1,8 +1,8 @@
 // Optimizer steps on flat runs of parameters, each one pass over memory.
 //
 //     AdamStep step{.lr = 1e-3, .weight_decay = 0.01, .decoupled = true,
-//                   .bias_correction1 = 1 - std::pow(0.9, t), .bias_correction2 = 1 -
-//                   std::pow(0.999, t)};
+//                   .bias_correction1 = 1 - std::pow(0.9, t),
+//                   .bias_correction2 = 1 - std::pow(0.999, t)};
 //     adam_kernel(p.device(), p.dtype())(p, g, exp_avg, exp_avg_sq, {}, step);
 //
 // All tensors of a call have n elements, contiguous; parameters and states share one dtype, float32

@@ -3,7 +3,8 @@
 
 namespace sherd {
 
-// GFLOP/s of float32 multiply-adds (2 each), on AVX-512 where the processor has it, else AVX2. Some milliseconds.
+// GFLOP/s of float32 multiply-adds (2 each), on AVX-512 where the processor has it, else AVX2. Some
+// milliseconds.
 double fma_peak();
 // GB/s read from memory: a sum over 512 MiB.
 double read_bandwidth();

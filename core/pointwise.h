@@ -1,25 +1,26 @@
 // Pointwise operators: one struct is the whole operator.
 //
 //     struct Silu {
-//         static constexpr auto name = "silu";
-//         constexpr auto value(auto x) const { return x * sigmoid(x); }
-//         constexpr auto grad(auto g, auto x, auto y) const { auto s = sigmoid(x); return g * (s +
-//         y * (1 - s)); }
+//       static constexpr auto name = "silu";
+//       constexpr auto value(auto x) const { return x * sigmoid(x); }
+//       constexpr auto grad(auto g, auto x, auto y) const {
+//         auto s = sigmoid(x);
+//         return g * (s + y * (1 - s));
+//       }
 //     };
-//     inline Tensor silu(const Tensor& x) { return call(Silu{}, x); }
+//     Tensor silu(const Tensor& x) { return call(Silu{}, x); }     // autograd/pointwise.h
 //
-// The two formulas are compiled for five kinds of argument, each of which has +, *, exp, where,
-// ...:
-//     Lane<float|double|int..>   by g++: AVX2 and AVX-512 loops, forward and fused backward
-//     (cpu/pointwise.h) Lane<float|double|int..>   by nvcc: CUDA kernels, forward and fused
-//     backward              (cuda/pointwise.h) Tensor                     the derivative of the
-//     derivative (create_graph), and a composed reference for tests Uses                       at
-//     compile time: which tensors a derivative reads, so only those are saved
-// Members of the struct are the operator's numbers (slope, minimum). With several inputs: `template
-// <int I> grad(g, a, b, y)`. Optional: kinds = kNumbers (integers stay integers; else they become
-// float32), condition = 0 (that input takes no part in promotion and has no gradient). A value()
-// that returns a comparison gives a bool tensor. For free: broadcasting, promotion, any strides,
-// all dtypes, call_ (in place), call_out, double backward, CUDA, the tests.
+// The two formulas are compiled for several kinds of argument, each of which has +, *, exp, ...:
+//     Lane<float|double|int..>   AVX2 and AVX-512 loops, forward and fused backward
+//                                (cpu/pointwise.h); a CUDA thread reads the same
+//     Tensor                     the derivative of the derivative, and a composed reference
+//     Uses                       at compile time: which tensors a derivative reads, so only those
+//                                are saved
+// Members of the struct are the operator's numbers (slope, minimum). With several inputs:
+// `template <int I> grad(g, a, b, y)`. Optional: kinds = kNumbers (integers stay integers; else
+// they become float32), condition = 0 (that input takes no part in promotion and has no gradient).
+// A value() that returns a comparison gives a bool tensor. For free: broadcasting, promotion, any
+// strides, all dtypes, in place, double backward, the tests.
 #pragma once
 #include "core/kernel.h"
 #include "core/lane.h"
@@ -28,7 +29,6 @@
 namespace sherd {
 
 // ---- Uses: the formula's arguments as bits
-// ----------------------------------------------------------------------------------
 struct Uses {
   unsigned tensors = 0;  // bit 0: g, bits 1..N: inputs, bit N + 1: y
   int operations = 0;    // 0: the derivative is g itself
@@ -97,7 +97,6 @@ requires WithUses<A, B>
 constexpr Uses pow(A a, B b) { return together(a, b); }
 
 // ---- what a struct says, with defaults
-// --------------------------------------------------------------------------------------
 enum Kinds { kFloats, kNumbers };
 template <class Op>
 constexpr Kinds kinds_of = [] {
@@ -162,7 +161,6 @@ constexpr Uses uses_of = []<int... k>(std::integer_sequence<int, k...>) {
 (std::make_integer_sequence<int, arity<Op> + 2>{});
 
 // ---- the slot
-// ---------------------------------------------------------------------------------------------------------------
 template <class Op>
 inline constinit Kernel<void(const Op&, const Strided&)> pointwise{Op::name};
 

@@ -2,8 +2,7 @@
 // so that a rank fills only its own piece of a parameter, and any cut gives the same whole.
 //
 //     const Generator::Draw draw{philox_key(seed, name.data(), name.size()), 0};
-//     normal_kernel(y.device(), y.dtype())(draw, begin, 0.0, 0.02, y);     // elements begin, begin
-//     + 1, ...
+//     normal_kernel(y.device(), y.dtype())(draw, begin, 0.0, 0.02, y);   // elements begin, ...
 //
 // y is contiguous: float32, bfloat16 and float16 (the float32 number, rounded) or float64 (numbers
 // of its own, with 53 random bits). The same bits on AVX2 and AVX-512, for any number of threads.

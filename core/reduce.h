@@ -3,17 +3,17 @@
 // CUDA threads.
 //
 //     struct Sum {
-//         static constexpr auto name = "sum";
-//         static constexpr auto gives = kWide;
-//         template <class V, class I> struct State { V sum{}; };
-//         constexpr void add(auto& s, auto x, int step) const { s.sum = s.sum + x; }          //
-//         step: elements seen before by s constexpr void merge(auto& s, auto o, double n, double m)
-//         const { s.sum = s.sum + o.sum; }   // of n and m elements constexpr auto result(auto s,
-//         double n) const { return s.sum; } Tensor grad(const Tensor& g, const Tensor& x, const
-//         Tensor& y, const Over&) const { return g; }   // public ops; broadcast to x
+//       static constexpr auto name = "sum";
+//       static constexpr auto gives = kWide;
+//       template <class V, class I> struct State { V sum{}; };
+//       // step: elements that s has seen before
+//       constexpr void add(auto& s, auto x, int step) const { s.sum = s.sum + x; }
+//       // of n and m elements
+//       constexpr void merge(auto& s, auto o, double n, double m) const { s.sum = s.sum + o.sum; }
+//       constexpr auto result(auto s, double n) const { return s.sum; }
+//       // of Tensors; broadcast to x by the caller
+//       auto grad(auto g, auto x, auto y, const Over&) const { return g; }
 //     };
-//     inline Tensor sum(const Tensor& x, const Dims& dims = {}, bool keepdim = false) { return
-//     reduce(Sum{}, x, dims, keepdim); }
 //
 // The order of all additions follows from the shape alone: same bits for any number of threads, on
 // AVX2 and on AVX-512.

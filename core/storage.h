@@ -2,8 +2,8 @@
 // again, in stream order, while tensors (views that autograd saved, say) go on pointing at the
 // Storage:
 //
-//     storage->release(stream.record());     // bytes go back to the allocator; views stay valid
-//     objects storage->reallocate(stream);           // fresh, unset bytes for the same views
+//     storage->release(stream.record());   // bytes go back to the allocator; views stay objects
+//     storage->reallocate(stream);         // fresh, unset bytes for the same views
 //
 // FSDP frees and refills full parameters this way. Reading a released Storage is an error that says
 // so.

@@ -1,9 +1,9 @@
 // Tensor: a strided view of a Storage. Copies of a Tensor are the same tensor (a reference), as in
 // PyTorch.
 //
-//     Tensor x = zeros({2, 3});                       // float32 on the cpu
-//     Tensor y = (x + 1).view({-1}).to(kFloat64);     // operators broadcast, promote and record,
-//     as in PyTorch double s = y.sum().item<double>();
+//     Tensor x = zeros({2, 3});                     // float32 on the cpu
+//     Tensor y = (x + 1).view({-1}).to(kFloat64);   // broadcasts, promotes, records, as in PyTorch
+//     double s = y.sum().item<double>();
 //
 // The functions declared here that compute or make views record on the autograd tape; they are
 // defined in autograd/. Those under "raw" do not record, and are all that core's own kernels use.

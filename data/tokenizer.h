@@ -1,9 +1,9 @@
 // Tokenizer: text to token ids and back.
 //
-//     auto bpe = data::BpeTokenizer::train_or_load(text, {.vocab_size = 2048},
-//     "run/tokenizer.model"); std::vector<uint16_t> ids = bpe->encode("In the beginning");
+//     auto bpe = data::BpeTokenizer::train_or_load(text, {.vocab_size = 2048}, "run/bpe.model");
+//     std::vector<uint16_t> ids = bpe->encode("In the beginning");
 //     bpe->decode(ids);                                       // "In the beginning"
-//     auto same = data::Tokenizer::load("run/tokenizer.model");
+//     auto same = data::Tokenizer::load("run/bpe.model");
 //
 // decode(encode(x)) == x for every string of bytes, valid UTF-8 or not, spaces, tabs and newlines
 // included. Ids fit into uint16, nanoGPT's token file format (data/token_dataset.h).

@@ -1,5 +1,5 @@
-// DistributedDataParallel: every rank holds the whole model; gradients are averaged over ranks, in buckets, while
-// backward still runs. Li et al.: PyTorch Distributed. arXiv 2006.15704.
+// DistributedDataParallel: every rank holds the whole model; gradients are averaged over ranks, in
+// buckets, while backward still runs. Li et al.: PyTorch Distributed. arXiv 2006.15704.
 //
 //     ToyModel model;
 //     DistributedDataParallel ddp(model);                     // rank 0's values on all ranks
@@ -8,8 +8,9 @@
 //     optimizer.step();
 //     save(ddp.module().state_dict());
 //
-// The same bits as FullyShardedDataParallel at the same world size: both are made of GradBucket. Parameters keep the
-// dtype they have; for bf16 use FullyShardedDataParallel with ShardingStrategy::kNoShard.
+// The same bits as FullyShardedDataParallel at the same world size: both are made of GradBucket.
+// Parameters keep the dtype they have; for bf16 use FullyShardedDataParallel with
+// ShardingStrategy::kNoShard.
 #pragma once
 #include <memory>
 #include <string>
@@ -27,15 +28,17 @@ struct DdpOptions {
   int64_t bucket_bytes = int64_t(25) << 20;  // of gradients exchanged together
   int64_t first_bucket_bytes =
       int64_t(1) << 20;  // of the one that is ready first: it starts the overlap early
-  // Parameters that a backward does not reach are exchanged all the same (as zeros where another rank has a gradient,
-  // untouched where none has). Off: such a parameter is an error that names it.
+  // Parameters that a backward does not reach are exchanged all the same (as zeros where another
+  // rank has a gradient, untouched where none has). Off: such a parameter is an error that names
+  // it.
   bool find_unused_parameters = false;
 };
 
 namespace dist {
 
-// Which parameters share a bucket: by index, in order of use in backward (that is, backwards), never two dtypes in one.
-// sizes and dtypes by parameter; the first bucket of each dtype holds at most first_limit bytes, the others limit.
+// Which parameters share a bucket: by index, in order of use in backward (that is, backwards),
+// never two dtypes in one. sizes and dtypes by parameter; the first bucket of each dtype holds at
+// most first_limit bytes, the others limit.
 std::vector<std::vector<int>> assign_buckets(const std::vector<int64_t>& bytes,
                                              const std::vector<DType>& dtypes, int64_t first_limit,
                                              int64_t limit);
@@ -82,7 +85,8 @@ class DistributedDataParallel {
   std::vector<Tensor> parameters() const { return module_->parameters(); }
   nn::Module::NamedTensors named_parameters() const { return module_->named_parameters(); }
 
-  // While it lives, backwards do not exchange gradients: they add up locally. The next one without it exchanges the sum.
+  // While it lives, backwards do not exchange gradients: they add up locally. The next one without
+  // it exchanges the sum.
   class NoSync {
    public:
     explicit NoSync(std::shared_ptr<dist::DdpReducer> r) : reducer_(std::move(r)) {

@@ -4,9 +4,8 @@
 //     UnitLayout layout(parameters, /*shards=*/4);      // in the order of the module
 //     const FlatLayout& group = layout.groups()[0];
 //     Tensor full = empty({group.padded()}, group.dtype());
-//     OwnedPart part = group.owned(entry, rank);        // elements [lo, hi) of the parameter lie
-//     at
-//                                                       // piece[part.at]
+//     OwnedPart part = group.owned(entry, rank);        // elements [lo, hi) of the parameter
+//                                                       // lie at piece[part.at]
 //
 // [Note: flat layout] A unit's parameters form groups by (dtype of the master copy, requires_grad
 // when wrapped), in order of first appearance. A group is one flat buffer of n elements, padded

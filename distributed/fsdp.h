@@ -1,17 +1,18 @@
-// FullyShardedDataParallel: trains a model of which each rank holds only a part. Parameters are gathered unit by unit
-// where forward and backward need them, gradients are reduce-scattered, and the optimizer steps the parts.
-// Rajbhandari et al.: ZeRO. arXiv 1910.02054. Zhao et al.: PyTorch FSDP. arXiv 2304.11277.
+// FullyShardedDataParallel: trains a model of which each rank holds only a part. Parameters are
+// gathered unit by unit where forward and backward need them, gradients are reduce-scattered, and
+// the optimizer steps the parts. Rajbhandari et al.: ZeRO. arXiv 1910.02054. Zhao et al.: PyTorch
+// FSDP. arXiv 2304.11277.
 //
-//     BigModel model(layers, dim, ff_dim, vocab);                 // declared: nothing is allocated yet
-//     FullyShardedDataParallel fsdp(model, {.auto_wrap_policy = module_wrap_policy<LargeTransformerBlock>()});
+//     BigModel model(layers, dim, ff_dim, vocab);     // declared: nothing is allocated yet
+//     FullyShardedDataParallel fsdp(model, {.auto_wrap_policy = module_wrap_policy<Block>()});
 //     optim::AdamW optimizer(fsdp.parameters(), {.lr = 1e-4});
 //     Tensor loss = F::cross_entropy(fsdp(ids).view({-1, vocab}), labels.view({-1}));
 //     loss.backward();
 //     fsdp.clip_grad_norm_(1.0);
 //     optimizer.step();
 //
-// The model is changed in place: names, tree and code stay, parameters become 1-D parts of this rank. All ranks make the
-// same calls. How it works: docs/fsdp.md.
+// The model is changed in place: names, tree and code stay, parameters become 1-D parts of this
+// rank. All ranks make the same calls. How it works: docs/fsdp.md.
 #pragma once
 #include <functional>
 #include <memory>
@@ -30,17 +31,18 @@ class FsdpModule {
   ~FsdpModule();
 
   nn::Module& module() const { return *module_; }
-  // As the module's own: parts while sharded, under the model's names. Between forward and backward, gathered units show
-  // the whole.
+  // As the module's own: parts while sharded, under the model's names. Between forward and
+  // backward, gathered units show the whole.
   std::vector<Tensor> parameters() const { return module_->parameters(); }
   nn::Module::NamedTensors named_parameters() const { return module_->named_parameters(); }
 
-  // Scales gradients so that their norm over all ranks is at most max_norm; returns the norm before, a 0-d float32, the
-  // same on all ranks and for every strategy. norm_type: 2, 1, or infinity. A collective. Error on a unit below the root.
+  // Scales gradients so that their norm over all ranks is at most max_norm; returns the norm
+  // before, a 0-d float32, the same on all ranks and for every strategy. norm_type: 2, 1, or
+  // infinity. A collective. Error on a unit below the root.
   Tensor clip_grad_norm_(double max_norm, double norm_type = 2);
 
-  // While it lives, backwards do not exchange gradients: they add up locally (see grad_bucket.h). The next backward
-  // without it reduces the sum. Read when a backward begins.
+  // While it lives, backwards do not exchange gradients: they add up locally (see grad_bucket.h).
+  // The next backward without it reduces the sum. Read when a backward begins.
   class NoSync {
    public:
     explicit NoSync(std::shared_ptr<dist::Runtime> runtime);
@@ -53,21 +55,23 @@ class FsdpModule {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(runtime()); }
 
-  // The whole model, a parameter at a time: f(name, values) runs on rank 0 alone, in the order of the model's
-  // state_dict. `values` is in the master's dtype and lives for the call. A collective.
+  // The whole model, a parameter at a time: f(name, values) runs on rank 0 alone, in the order of
+  // the model's state_dict. `values` is in the master's dtype and lives for the call. A collective.
   void for_each_full_parameter(
       const std::function<void(const std::string& name, const Tensor& values)>& f);
-  // The same of tensors laid out as the local parameters, such as an optimizer's moments: `local` is asked for each
-  // parameter's, on every rank (zero elements where this rank holds none).
+  // The same of tensors laid out as the local parameters, such as an optimizer's moments: `local`
+  // is asked for each parameter's, on every rank (zero elements where this rank holds none).
   void for_each_full(
       const std::function<Tensor(const std::string& name, const Tensor& parameter)>& local,
       const std::function<void(const std::string& name, const Tensor& values)>& f);
-  // All of it on rank 0, in memory; empty on other ranks. For large models stream with for_each_full_parameter.
+  // All of it on rank 0, in memory; empty on other ranks. For large models stream with
+  // for_each_full_parameter.
   nn::StateDict full_state_dict();
-  // Every rank gives the whole state and keeps its part. One Error lists all names that are missing, unexpected or
-  // misshapen.
+  // Every rank gives the whole state and keeps its part. One Error lists all names that are
+  // missing, unexpected or misshapen.
   nn::LoadResult load_full_state_dict(const nn::StateDict& state, bool strict = true);
-  // What this rank holds of each parameter, in the order of the model's names; tied ones under each name.
+  // What this rank holds of each parameter, in the order of the model's names; tied ones under each
+  // name.
   struct Part {
     std::string name;
     Dims full_shape;

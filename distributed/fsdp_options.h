@@ -11,7 +11,9 @@
 namespace sherd {
 
 enum class ShardingStrategy : uint8_t {
-  kFullShard,  // parameters, gradients and optimizer state are cut; parameters are gathered in forward and in backward
+  // parameters, gradients and optimizer state are cut; parameters are gathered in forward and in
+  // backward
+  kFullShard,
   kShardGradOp,  // the same, but parameters stay gathered from forward to backward
   kNoShard,      // every rank holds all, gradients are averaged: data parallelism
 };
@@ -19,7 +21,8 @@ const char* name_of(ShardingStrategy s);
 
 enum class GatherInBackward : uint8_t {
   kAlways,  // every unit that backward reaches, as PyTorch does
-  kIfSaved,  // only units whose parameters backward reads: an embedding's gradient needs none of its values
+  // only units whose parameters backward reads: an embedding's gradient needs none of its values
+  kIfSaved,
 };
 
 struct FsdpOptions {
@@ -33,12 +36,14 @@ struct FsdpOptions {
   int forward_prefetch =
       1;  // units gathered ahead of their forward, from the second forward on; 0: none
   GatherInBackward gather_in_backward = GatherInBackward::kAlways;
-  // Bytes of gathered parameters and gradients that gathers ahead may bring together, the root's apart; 0: chosen.
+  // Bytes of gathered parameters and gradients that gathers ahead may bring together, the root's
+  // apart; 0: chosen.
   int64_t max_gathered_bytes = 0;
   bool reshard_root_after_forward =
       false;                        // the root keeps its parameters from forward to backward
   bool sync_module_states = false;  // take rank 0's values of parameters that have values already
-  // The seed of parameters that are declared and not filled yet. Default: that of rank 0's generator.
+  // The seed of parameters that are declared and not filled yet. Default: that of rank 0's
+  // generator.
   std::optional<uint64_t> seed = {};
   bool record_trace = false;  // see FsdpStats
 };

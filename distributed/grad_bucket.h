@@ -1,15 +1,16 @@
-// GradBucket: a flat gradient of some parameters and its reduction over ranks. FSDP has one a unit and group of dtypes,
-// DDP some of a bounded size; both are this one engine.
+// GradBucket: a flat gradient of some parameters and its reduction over ranks. FSDP has one a unit
+// and group of dtypes, DDP some of a bounded size; both are this one engine.
 //
-//     bucket->expect({meta, ...});                    // at the start of a backward: who will contribute
-//     ...                                             // the engine hands contributions to the bucket (a GradSink)
+//     bucket->expect({meta, ...});                    // a backward starts: who will contribute
+//     ...                                             // the engine hands contributions to this sink
 //     -> on_complete()                                // the last expected leaf is complete
 //     GradBucket::reduce({bucket}, "unit layers.0");  // issue: sum over ranks, cast up, divide
 //     bucket->retire();                               // wait, and write each parameter's grad
 //
-// [Note: what a leaf shows] Contributions are summed locally in reduce_dtype (the first is assigned, not added to zero),
-// exchanged once, cast to the master's dtype and divided there, and only then added to an older gradient. A backward
-// without exchange (no_sync) leaves the local sum `pending`: grad then shows it in the parameter's full shape.
+// [Note: what a leaf shows] Contributions are summed locally in reduce_dtype (the first is
+// assigned, not added to zero), exchanged once, cast to the master's dtype and divided there, and
+// only then added to an older gradient. A backward without exchange (no_sync) leaves the local sum
+// `pending`: grad then shows it in the parameter's full shape.
 #pragma once
 #include <functional>
 #include <string>
@@ -45,7 +46,8 @@ class GradBucket : public autograd::GradSink {
   // Called when the last expected leaf is complete.
   std::function<void()> on_complete;
 
-  // Starts a backward in which the leaves of these metas get gradients. Takes up what the user did to pending gradients.
+  // Starts a backward in which the leaves of these metas get gradients. Takes up what the user did
+  // to pending gradients.
   void expect(const std::vector<autograd::AutogradMeta*>& leaves);
   int expected() const { return expected_; }  // leaves still to complete
   bool was_expected() const { return was_expected_; }
@@ -59,8 +61,8 @@ class GradBucket : public autograd::GradSink {
 
   // The backward ends without exchange: grad shows the local sums.
   void keep_pending();
-  // Issues the reduction of some buckets as one collective a group of ranks. A collective: every rank calls it for the
-  // same buckets, with contributions or without.
+  // Issues the reduction of some buckets as one collective a group of ranks. A collective: every
+  // rank calls it for the same buckets, with contributions or without.
   static void reduce(const std::vector<GradBucket*>& buckets, const std::string& label);
   bool is_reducing() const { return reducing_; }
   void retire();

@@ -1,5 +1,5 @@
-// MixedPrecision: which dtypes a sharded model computes and reduces in. The pieces that the optimizer steps (the master
-// weights) keep the dtype that the model was built in.
+// MixedPrecision: which dtypes a sharded model computes and reduces in. The pieces that the
+// optimizer steps (the master weights) keep the dtype that the model was built in.
 //
 //     {.param_dtype = kBFloat16, .reduce_dtype = kFloat32}
 #pragma once
@@ -10,11 +10,11 @@
 namespace sherd {
 
 struct MixedPrecision {
-  std::optional<DType> param_dtype =
-      {};  // of gathered parameters and of the computation; default: as built
+  // of gathered parameters and of the computation; default: as built
+  std::optional<DType> param_dtype = {};
   std::optional<DType> reduce_dtype = {};  // of the gradients' sum over ranks; default: param_dtype
-  bool keep_low_precision_grads =
-      false;  // gradients stay in reduce_dtype; else they get the master's dtype
+  // gradients stay in reduce_dtype; else they get the master's dtype
+  bool keep_low_precision_grads = false;
   bool cast_forward_inputs = true;  // floating point inputs of forward become param_dtype
 };
 

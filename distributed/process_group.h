@@ -2,11 +2,13 @@
 // once; tensors that it reads or writes must not be touched before `wait()`. The names and meanings
 // are those of torch.distributed.
 //
-//     dist::init_process_group({.backend = "gloo"});   // env://: RANK, WORLD_SIZE, MASTER_ADDR,
-//     ... Tensor x = full({4}, dist::rank()); dist::all_reduce(x);                             //
-//     default group, SUM, synchronous dist::Work w = dist::all_reduce(x, dist::ReduceOp::kAvg,
-//     {.async = true}); w.wait(); auto pair = dist::new_group({0, 2});             // every rank of
-//     the job makes the same calls if (pair->rank() >= 0) dist::broadcast(x, 0, {.group = pair});
+//     dist::init_process_group({.backend = "gloo"});   // env://: RANK, WORLD_SIZE, MASTER_ADDR, ..
+//     Tensor x = full({4}, dist::rank());
+//     dist::all_reduce(x);                             // default group, SUM, waits
+//     dist::Work w = dist::all_reduce(x, dist::ReduceOp::kAvg, {.async = true});
+//     w.wait();
+//     auto pair = dist::new_group({0, 2});             // every rank of the job makes the same calls
+//     if (pair->rank() >= 0) dist::broadcast(x, 0, {.group = pair});
 //     dist::destroy_process_group();
 //
 // Ranks in arguments (root, source, destination) are ranks in the group. All ranks of a group issue

@@ -153,7 +153,8 @@ void Runtime::build(nn::Module& root) {
   };
   claim(root, nullptr);
 
-  // Tied parameters across chosen units belong to their lowest common ancestor's unit: here, the root.
+  // Tied parameters across chosen units belong to their lowest common ancestor's unit: here, the
+  // root.
   std::unordered_map<TensorImpl*, nn::Module*> claimed;
   std::unordered_set<TensorImpl*> shared;
   for (nn::Slot* s : root.slots()) {

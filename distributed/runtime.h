@@ -1,6 +1,7 @@
-// Runtime: one root's units and their life in forward and backward. It reports what happens to GatherSchedule and carries
-// out the steps that come back. It hears of forwards by module hooks, and of backwards by scopes, plans and gradient
-// sinks of the engine (autograd/); nothing else ties it to models.
+// Runtime: one root's units and their life in forward and backward. It reports what happens to
+// GatherSchedule and carries out the steps that come back. It hears of forwards by module hooks,
+// and of backwards by scopes, plans and gradient sinks of the engine (autograd/); nothing else ties
+// it to models.
 #pragma once
 #include <memory>
 #include <string>
@@ -18,7 +19,8 @@ struct FsdpStats {
   int64_t gathered_bytes = 0, reduced_bytes = 0;  // payload: the full buffers'
   int64_t early_gathers = 0, mispredicted = 0, repaired = 0;
   int64_t wait_gather_ns = 0, wait_reduce_ns = 0;  // time that compute stood waiting
-  // With record_trace: "gather 2", "show 2", "release 2", "reduce 2", "post 2", "retire 2", in order of issue.
+  // With record_trace: "gather 2", "show 2", "release 2", "reduce 2", "post 2", "retire 2", in
+  // order of issue.
   std::vector<std::string> trace;
 };
 

@@ -64,7 +64,8 @@ Unit::Unit(nn::Module& module, std::string name, const std::vector<nn::Slot*>& s
     parameters.push_back(std::move(p));
   }
   const int s = size_of_group(options_.shard), r = size_of_group(options_.replicate);
-  // With replicas only, the flat gradient is padded for an all-reduce in two halves: see GradBucket.
+  // With replicas only, the flat gradient is padded for an all-reduce in two halves: see
+  // GradBucket.
   layout_ = std::make_unique<UnitLayout>(parameters, s == 1 ? r : s);
   order_.resize(entries.size());
   for (auto& layout : layout_->groups()) {

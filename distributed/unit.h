@@ -1,11 +1,13 @@
-// Unit: the parameters that are gathered and reduced as one: those below one module that no other unit claimed. It owns
-// the flat buffers, and knows how to gather, show and release; when that happens is the runtime's business.
+// Unit: the parameters that are gathered and reduced as one: those below one module that no other
+// unit claimed. It owns the flat buffers, and knows how to gather, show and release; when that
+// happens is the runtime's business.
 //
-// [Note: local and full] Each parameter has two tensors that share one autograd meta (one gradient, one requires_grad):
-// `local`, the Tensor that existed before wrapping, now a 1-D view of this rank's part of the piece (maybe empty), which
-// optimizers step; and `full`, a view in the parameter's own shape of the flat full buffer, whose bytes come and go. The
-// module's slots show the one or the other. With one rank and no lower precision they are the same tensor and nothing is
-// ever gathered.
+// [Note: local and full] Each parameter has two tensors that share one autograd meta (one gradient,
+// one requires_grad): `local`, the Tensor that existed before wrapping, now a 1-D view of this
+// rank's part of the piece (maybe empty), which optimizers step; and `full`, a view in the
+// parameter's own shape of the flat full buffer, whose bytes come and go. The module's slots show
+// the one or the other. With one rank and no lower precision they are the same tensor and nothing
+// is ever gathered.
 #pragma once
 #include <memory>
 #include <string>
@@ -47,8 +49,8 @@ class Unit {
     bool whole = false;  // full is the piece
   };
 
-  // Takes the parameters of `slots` (each group of tied slots once): cuts them, or fills this rank's part by their
-  // initialisers. A collective where sync_module_states is set.
+  // Takes the parameters of `slots` (each group of tied slots once): cuts them, or fills this
+  // rank's part by their initialisers. A collective where sync_module_states is set.
   Unit(nn::Module& module, std::string name, const std::vector<nn::Slot*>& slots,
        const UnitOptions& options, uint64_t seed);
   ~Unit();
@@ -79,10 +81,12 @@ class Unit {
   // Full parameters may be read: their unit is pinned.
   void set_usable(bool usable);
 
-  // Takes over what the user put into slots since: another tensor, or data moved or converted (see the note above).
+  // Takes over what the user put into slots since: another tensor, or data moved or converted (see
+  // the note above).
   void check_slots();
-  // The whole parameter on the ranks of `root` (of the shard group), an empty tensor elsewhere: of any tensor that is
-  // laid out as the local parameter (the parameter itself, or a moment of the optimizer). A collective.
+  // The whole parameter on the ranks of `root` (of the shard group), an empty tensor elsewhere: of
+  // any tensor that is laid out as the local parameter (the parameter itself, or a moment of the
+  // optimizer). A collective.
   Tensor collect(const Entry& entry, const Tensor& local, int root) const;
 
  private:

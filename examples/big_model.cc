@@ -1,6 +1,7 @@
-// The main job: BigModel trained on text, fully sharded over the ranks of this machine or of several.
+// The main job: BigModel trained on text, fully sharded over the ranks of this machine or of
+// several.
 //
-//     ./bazelw run //examples:big_model                           # 2 ranks here, English text, a few minutes
+//     ./bazelw run //examples:big_model                # 2 ranks, English text, some minutes
 //     ./bazelw run //examples:big_model -- --data=my.txt --nproc_per_node=4 --precision=bf16
 //     sherdrun --nproc_per_node=2 big_model --data=tokens.bin     # or under a launcher
 #include "examples/big_model.h"
@@ -24,7 +25,8 @@ double milliseconds_since(Clock::time_point t) {
   return std::chrono::duration<double, std::milli>(Clock::now() - t).count();
 }
 
-// Floating point operations of a training step, a token: 2 a multiply-add; backward costs twice forward.
+// Floating point operations of a training step, a token: 2 a multiply-add; backward costs twice
+// forward.
 double flops_per_token(const Options& o) {
   const double block = 4.0 * o.dim * o.dim + 2.0 * o.dim * o.ff_dim;
   const double scores = 2.0 * o.seq_len * o.dim * (o.causal ? 0.5 : 1);
@@ -135,7 +137,8 @@ void Training::wrap() {
   const MixedPrecision precision =
       o_.precision == "bf16" ? MixedPrecision{.param_dtype = kBFloat16, .reduce_dtype = kFloat32}
                              : MixedPrecision{};
-  // Data parallelism with a lower precision is FSDP that cuts nothing: master weights and a copy to compute with.
+  // Data parallelism with a lower precision is FSDP that cuts nothing: master weights and a copy to
+  // compute with.
   if (o_.strategy == "ddp" && o_.precision == "fp32") {
     ddp_.emplace(model_);
     return;

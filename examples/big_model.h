@@ -1,5 +1,5 @@
-// BigModel: a decoder of N blocks between an embedding and a linear head. No distributed code: how it is spread over
-// ranks is the training program's business (big_model.cc).
+// BigModel: a decoder of N blocks between an embedding and a linear head. No distributed code: how
+// it is spread over ranks is the training program's business (big_model.cc).
 #pragma once
 #include "sherd.h"
 

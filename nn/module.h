@@ -9,9 +9,8 @@
 //       nn::Child<nn::Linear> up, down;
 //     };
 //     Mlp mlp(16, 64);
-//     Tensor y = nn::call(mlp, x);              // forward with the module's hooks; a Child does
-//     this by operator() for (auto& [name, p] : mlp.named_parameters()) ...      // "up.weight",
-//     "up.bias", ...
+//     Tensor y = nn::call(mlp, x);      // forward with hooks; a Child does this by operator()
+//     for (auto& [name, p] : mlp.named_parameters()) ...      // "up.weight", "up.bias", ...
 //
 // Names, orders and state_dict are PyTorch's. Modules can be moved, not copied. Parameters get
 // their values at first touch (see parameter.h).

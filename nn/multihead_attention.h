@@ -17,8 +17,8 @@ struct MultiheadAttentionOptions {
 };
 
 struct MultiheadAttentionArguments {
-  Tensor attn_mask =
-      {};  // [T, S] or [B H, T, S]: added to the scores, or bool where true HIDES a key (PyTorch's)
+  // [T, S] or [B H, T, S]: added to the scores, or bool where true HIDES a key (PyTorch's)
+  Tensor attn_mask = {};
   Tensor key_padding_mask = {};  // [B, S], bool: true hides a key
   bool is_causal = false;        // query t sees keys up to t
   bool need_weights = false;

@@ -35,8 +35,8 @@ struct RandomWords {
   }
 }
 
-// f(group, first, begin, end) for each group that has elements of [begin, end): its number, its first
-// element, and which of its elements are wanted. `size` is that of a group.
+// f(group, first, begin, end) for each group that has elements of [begin, end): its number, its
+// first element, and which of its elements are wanted. `size` is that of a group.
 template <class F>
 void for_groups(int64_t begin, int64_t end, int64_t size, F f) {
   for (int64_t group = begin / size; group * size < end; ++group)

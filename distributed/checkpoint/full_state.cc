@@ -44,7 +44,8 @@ void agree(const Group& group, const std::string& error) {
       std::string(reinterpret_cast<const char*>(bytes.data<uint8_t>()), size_t(bytes.numel())));
 }
 
-// A writer that keeps quiet after its first error, so that the collectives around it go on to their end.
+// A writer that keeps quiet after its first error, so that the collectives around it go on to their
+// end.
 class QuietWriter {
  public:
   template <class F>
@@ -157,8 +158,8 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
                            const optim::Optimizer& optimizer) {
   const nn::StateDict state = optimizer.state_dict();
   const auto& parts = model.parts();
-  // A rank that holds nothing of a parameter has never stepped it: what a parameter's state consists of, and its number
-  // of steps, is agreed first.
+  // A rank that holds nothing of a parameter has never stepped it: what a parameter's state
+  // consists of, and its number of steps, is agreed first.
   const int64_t n = int64_t(parts.size());
   Tensor steps = zeros({n}, kInt64), groups = zeros({n}, kInt64);
   std::set<std::string> kinds;

@@ -1,13 +1,13 @@
-// The whole state of a model and its optimizer in safetensors files, whatever strategy and however many ranks hold it:
-// rank 0 writes, a parameter at a time, and each rank reads only what it holds.
+// The whole state of a model and its optimizer in safetensors files, whatever strategy and however
+// many ranks hold it: rank 0 writes, a parameter at a time, and each rank reads only what it holds.
 //
-//     dist::ModelState state(fsdp);                              // or (module, group): data parallel, or one rank
+//     dist::ModelState state(fsdp);     // or (module, group): data parallel, or one rank
 //     dist::save_weights("model.safetensors", state);            // float32, under PyTorch's names
 //     dist::load_weights("model.safetensors", state);
 //     dist::save_optimizer("optimizer.safetensors", state, optimizer);
 //
-// All calls are collectives: every rank makes them. If rank 0 cannot write (a full disk), every rank throws, with rank 0's
-// reason.
+// All calls are collectives: every rank makes them. If rank 0 cannot write (a full disk), every
+// rank throws, with rank 0's reason.
 #pragma once
 #include <functional>
 #include <string>
@@ -34,7 +34,8 @@ class ModelState {
   bool is_rank0() const { return !group_ || group_->rank() == 0; }
   // What this rank holds, in the order of for_each_full.
   const std::vector<Part>& parts() const { return parts_; }
-  // f on rank 0, for each parameter whole; `local` gives a tensor laid out as the local parameter (it or a moment).
+  // f on rank 0, for each parameter whole; `local` gives a tensor laid out as the local parameter
+  // (it or a moment).
   void for_each_full(const Local& local, const Whole& f);
 
  private:
@@ -46,9 +47,11 @@ class ModelState {
 // Throws on every rank what rank 0 says; empty: nothing.
 void throw_if_rank0_failed(const ModelState& model, const std::string& error);
 
-// The files' sizes and checksums are returned on rank 0 (see core/atomic_file.h); elsewhere they are empty.
+// The files' sizes and checksums are returned on rank 0 (see core/atomic_file.h); elsewhere they
+// are empty.
 FileSummary save_weights(const std::string& path, ModelState& model);
-// One Error, the same on all ranks, lists all names that are missing, unexpected or misshapen; nothing is changed then.
+// One Error, the same on all ranks, lists all names that are missing, unexpected or misshapen;
+// nothing is changed then.
 void load_weights(const std::string& path, ModelState& model);
 
 // Moments in full shape under the names of Optimizer::state_dict, and the groups' options.

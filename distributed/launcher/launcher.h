@@ -8,8 +8,7 @@
 //     int main(int argc, char** argv) {
 //       int nproc = ...;                                            // from the flags
 //       if (auto code = launch_self(nproc, argc, argv)) return *code;
-//       dist::init_process_group({.backend = "gloo"});              // a rank, however it was
-//       started
+//       dist::init_process_group({.backend = "gloo"});              // a rank, however started
 //
 // What a rank finds in its environment, besides all that the launcher's own held:
 //

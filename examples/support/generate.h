@@ -16,7 +16,8 @@ struct GenerateOptions {
   uint64_t seed = 0;
 };
 
-// logits(ids): int64 [1, T] -> [1, T, V]. With a sharded model every rank makes the same calls, and gets the same tokens.
+// logits(ids): int64 [1, T] -> [1, T, V]. With a sharded model every rank makes the same calls, and
+// gets the same tokens.
 std::vector<uint16_t> generate(const std::function<sherd::Tensor(const sherd::Tensor&)>& logits,
                                std::vector<uint16_t> prompt, const GenerateOptions& options);
 

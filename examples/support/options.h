@@ -44,8 +44,9 @@ struct Options {
   std::string init_from, save_weights, log_jsonl;
 };
 
-// Parses the command line. Relative paths become absolute, from where the user stands. On --help prints the flags and
-// returns nothing with code 0; on a mistake prints one line and returns nothing with code 2.
+// Parses the command line. Relative paths become absolute, from where the user stands. On --help
+// prints the flags and returns nothing with code 0; on a mistake prints one line and returns
+// nothing with code 2.
 std::optional<Options> parse_options(int argc, char** argv, int& exit_code);
 
 }  // namespace examples

@@ -1,4 +1,5 @@
-// What a training run tells: one updating line on a terminal or a line now and then in a log, and a JSON line a step.
+// What a training run tells: one updating line on a terminal or a line now and then in a log, and a
+// JSON line a step.
 #pragma once
 #include <chrono>
 #include <cstdio>
