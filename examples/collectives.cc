@@ -139,7 +139,8 @@ void run() {
         std::vector<Tensor>{a, b});
 
   // A subgroup. All ranks make it; those in it use it.
-  const dist::Group ends = dist::new_group(ranks > 1 ? std::vector<int>{0, last} : std::vector<int>{0});
+  const dist::Group ends =
+      dist::new_group(ranks > 1 ? std::vector<int>{0, last} : std::vector<int>{0});
   x = mine();
   if (ends->rank() >= 0) dist::all_reduce(x, dist::ReduceOp::kSum, {.group = ends});
   print("all_reduce among the first and the last rank", text_of(mine()), x);

@@ -86,8 +86,7 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
       ->check(CLI::IsMember({"cosine", "constant"}));
 
   auto* data = group("Data");
-  data->add_option("--data", o.data,
-                   "text file, folder, or .bin of uint16 tokens; several allowed")
+  data->add_option("--data", o.data, "text file, folder, or .bin of uint16 tokens; several allowed")
       ->take_all();
   data->add_option("--val_data", o.val_data, "validation data of the same kind")->take_all();
   data->add_option("--tokenizer", o.tokenizer, "bytes or bpe")

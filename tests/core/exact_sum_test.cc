@@ -319,7 +319,8 @@ TEST(ExactSum, StridedInputs) {
 }
 
 TEST(ExactSum, RefusesWhatItCannotSum) {
-  for (double p : {0.0, -1.0, -double(INFINITY), double(NAN)}) EXPECT_THROW(ExactSum{p}, Error) << p;
+  for (double p : {0.0, -1.0, -double(INFINITY), double(NAN)})
+    EXPECT_THROW(ExactSum{p}, Error) << p;
   ExactSum s(2);
   EXPECT_THROW(s.add(tensor<int64_t>({1})), Error);
   EXPECT_THROW(s.add(empty({2}, kFloat32, kMeta)), Error);

@@ -1,13 +1,12 @@
 #include "core/safetensors.h"
 
 #include <gtest/gtest.h>
-
-#include <cstdlib>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <random>

@@ -147,7 +147,8 @@ TEST(Sharding, StrategiesAndDdpGiveTheSameBits) {
         if (rank == 0) got = w;
       });
       ASSERT_EQ(got.size(), one.size());
-      for (size_t i = 0; i < one.size() && 8 % world == 0; ++i) ASSERT_NEAR(got[i], one[i], 1e-5) << i;
+      for (size_t i = 0; i < one.size() && 8 % world == 0; ++i)
+        ASSERT_NEAR(got[i], one[i], 1e-5) << i;
       if (which == 0)
         ddp = got;
       else
