@@ -1,5 +1,7 @@
 #include "autograd/checkpoint.h"
 
+#include <algorithm>
+
 #include "autograd/checkpoint_tracker.h"
 #include "autograd/engine.h"
 #include "autograd/record.h"
@@ -23,6 +25,18 @@ class Restore {
   T before_;
 };
 
+// Draws what was drawn then, and goes on from where it was.
+class RestoreGenerator {
+ public:
+  explicit RestoreGenerator(const Generator::State& then) : now_(default_generator().state()) {
+    default_generator().set_state(then);
+  }
+  ~RestoreGenerator() { default_generator().set_state(now_); }
+
+ private:
+  Generator::State now_;
+};
+
 class CheckpointNode final : public Node {
  public:
   CheckpointNode(TensorFunction f, const std::vector<Tensor>& inputs, CheckpointTracker tracked,
@@ -33,6 +47,9 @@ class CheckpointNode final : public Node {
         leaves_(std::move(tracked.leaves)),
         random_(random) {
     for (auto& t : inputs) edges_.emplace_back(t), inputs_.emplace_back(t);
+    // [Note: captured results] The function reads them by itself; their gradients leave the region
+    // as an input's do.
+    for (auto& t : tracked.captured) edges_.emplace_back(t), captured_.push_back(t);
     // What the region's leaves are to FSDP: kept for backward, by every scope that is open around
     // the region.
     for (Scope* s = scope().get(); s; s = s->parent().get())
@@ -57,10 +74,8 @@ class CheckpointNode final : public Node {
       Restore<bool> flag(recomputing, true);
       // [Note: recomputation's scope] Its nodes belong where the region stood in forward.
       ResumeScope resume(scope());
-      const Generator::State now = default_generator().state();
-      default_generator().set_state(random_);
+      RestoreGenerator generator(random_);
       outputs = f_(inputs);
-      default_generator().set_state(now);
       if (outputs.size() != gradients.size())
         fail("[checkpoint] the recomputation returned ", outputs.size(),
              " outputs, the first pass ", gradients.size());
@@ -70,11 +85,14 @@ class CheckpointNode final : public Node {
       if (gradients[k].defined())
         roots.push_back(outputs[k]), root_gradients.push_back(gradients[k]);
     outputs.clear();
+    for (auto& t : captured_) wanted.push_back(t);
     std::vector<Tensor> got = nested_backward(roots, root_gradients, wanted);
     for (size_t i = 0, k = 0; i < inputs_.size(); ++i)
       if (edges_[i]) out[i] = std::move(got[k++]);
+    for (size_t i = 0; i < captured_.size(); ++i)
+      out[inputs_.size() + i] = std::move(got[got.size() - captured_.size() + i]);
   }
-  void release() override { f_ = nullptr, inputs_.clear(); }
+  void release() override { f_ = nullptr, inputs_.clear(), captured_.clear(); }
   std::span<Edge> edges() override { return edges_; }
   std::span<const Ref<Scope>> listed_scopes() const override { return scopes_; }
   std::span<const Ref<AutogradMeta>> listed_leaves() const override { return leaves_; }
@@ -83,6 +101,7 @@ class CheckpointNode final : public Node {
   TensorFunction f_;
   std::vector<Edge> edges_;
   std::vector<Saved> inputs_;
+  std::vector<Tensor> captured_;
   std::vector<Ref<Scope>> scopes_;
   std::vector<Ref<AutogradMeta>> leaves_;
   Generator::State random_;
@@ -96,7 +115,15 @@ bool is_recomputing() { return recomputing; }
 
 void note_leaf(CheckpointTracker& tracker, const Tensor& t) {
   AutogradMeta* m = meta_of(t);
-  if (!m || !m->requires_grad || m->grad_fn) return;
+  if (!m || std::find(tracker.inputs.begin(), tracker.inputs.end(), m) != tracker.inputs.end())
+    return;
+  if (m->grad_fn) {
+    for (auto& known : tracker.captured)
+      if (meta_of(known) == m) return;
+    tracker.captured.push_back(t);
+    return;
+  }
+  if (!m->requires_grad) return;
   for (auto& known : tracker.leaves)
     if (known.get() == m) return;
   tracker.leaves.emplace_back(m);
@@ -109,6 +136,8 @@ std::vector<Tensor> checkpoint(const TensorFunction& f, const std::vector<Tensor
   using namespace autograd;
   if (!grad_enabled() || is_checkpointing()) return f(inputs);
   CheckpointTracker tracked;
+  for (auto& t : inputs)
+    if (AutogradMeta* m = meta_of(t)) tracked.inputs.push_back(m);
   const Generator::State random = default_generator().state();
   std::vector<Tensor> outputs;
   {
@@ -116,12 +145,8 @@ std::vector<Tensor> checkpoint(const TensorFunction& f, const std::vector<Tensor
     Restore<CheckpointTracker*> first_pass(tracker, &tracked);
     outputs = f(inputs);
   }
-  bool any = !tracked.leaves.empty();
-  // An explicit input that is a leaf has an edge of its own: listing it too would count it twice.
-  for (auto& t : inputs) {
-    any = any || (t.defined() && t.requires_grad());
-    std::erase_if(tracked.leaves, [&](auto& m) { return m.get() == meta_of(t); });
-  }
+  bool any = !tracked.leaves.empty() || !tracked.captured.empty();
+  for (auto& t : inputs) any = any || (t.defined() && t.requires_grad());
   if (!any) return outputs;
   auto node =
       Ref<Node>(new CheckpointNode(f, inputs, std::move(tracked), int(outputs.size()), random));

@@ -11,6 +11,8 @@ namespace sherd::autograd {
 
 struct CheckpointTracker {
   std::vector<Ref<AutogradMeta>> leaves;  // each once, in order of first use
+  std::vector<Tensor> captured;           // results from outside that they read, likewise
+  std::vector<AutogradMeta*> inputs;      // the region's explicit inputs
   std::vector<Ref<Scope>> scopes;         // opened and closed in the region, in order of opening
 };
 

@@ -72,6 +72,11 @@ class Run {
   void count_down(AutogradMeta& meta);
   void enter_scopes(const Node& node);
   bool is_entered(Scope* s) const;
+  // Where a nested run ends: at results from outside of the region, whose history is the outer
+  // run's.
+  bool is_boundary(const Edge& e) const {
+    return outer && e.node && node_captures_.count({e.node.get(), e.output});
+  }
   void leave_until(uint64_t sequence);
 
   Run& outermost() { return outer ? outer->outermost() : *this; }
@@ -150,11 +155,13 @@ void Run::collect(const std::vector<Edge>& roots) {
     tasks_.push_back({node, {}, true});
     stack.push_back(node.get());
   };
-  for (auto& e : roots) visit(e.node);
+  for (auto& e : roots)
+    if (!is_boundary(e)) visit(e.node);
   while (!stack.empty()) {
     Node* n = stack.back();
     stack.pop_back();
-    for (auto& e : n->edges()) visit(e.node);
+    for (auto& e : n->edges())
+      if (!is_boundary(e)) visit(e.node);
   }
   std::sort(tasks_.begin(), tasks_.end(),
             [](const Task& a, const Task& b) { return a.node->sequence() > b.node->sequence(); });
@@ -176,9 +183,10 @@ void Run::mark_needed() {
     bool needed = all;
     for (auto& e : it->node->edges()) {
       if (needed) break;
-      needed = e.node ? tasks_[index_[e.node.get()]].needed ||
-                            node_captures_.count({e.node.get(), e.output})
-                      : capture(e.leaf.get()) != nullptr;
+      needed = is_boundary(e) ? true
+               : e.node       ? tasks_[index_[e.node.get()]].needed ||
+                              node_captures_.count({e.node.get(), e.output})
+                        : capture(e.leaf.get()) != nullptr;
     }
     for (auto& m : it->node->listed_leaves()) needed = needed || capture(m.get());
     it->needed = needed;
@@ -201,6 +209,7 @@ Tensor* Run::capture(AutogradMeta* leaf) {
 Plan Run::make_plan() {
   Plan plan;
   plan.accumulates = accumulate_;
+  plan.create_graph = create_graph_;
   std::vector<Scope*> seen;
   auto add = [&](Scope* s, bool recomputed) {
     if (std::find(seen.begin(), seen.end(), s) != seen.end()) return;
@@ -250,7 +259,7 @@ void Run::add_to_leaf(AutogradMeta& m, Tensor g) {
   }
   if (!m.grad.defined()) {
     if (create_graph_) {
-      m.grad = std::move(g);
+      m.grad = g.clone();
       return;
     }
     MemoryScope scope(MemoryCategory::kGradients);
@@ -268,6 +277,11 @@ void Run::add_to_leaf(AutogradMeta& m, Tensor g) {
 }
 
 void Run::deliver(const Edge& edge, Tensor g) {
+  if (is_boundary(edge)) {
+    for (int i : node_captures_[{edge.node.get(), edge.output}])
+      if (g.defined()) add_to(captured[i], g);
+    return;
+  }
   if (edge.node) {
     if (g.defined()) add_to(tasks_[index_[edge.node.get()]].gradients[edge.output], std::move(g));
     return;
@@ -299,11 +313,13 @@ void Run::count_down(AutogradMeta& m) {
   }
   if (m.sink) m.sink->complete(m);
   if (!m.sink)
-    for (auto& hook : m.post_hooks) hook(m.grad);
+    for (auto& hook : m.post_hooks)
+      if (m.grad.defined()) hook(m.grad);
 }
 
 GradSink::Destination Run::destination(int i, DType dtype) {
   const Edge& e = edges[i];
+  if (const Node::Hooks* h = node->hooks_or_null(); h && !h->after.empty()) return {};
   if (!e.leaf || !e.leaf->sink || !e.leaf->hooks.empty() || create_graph_ ||
       !outermost().accumulate_)
     return {};
@@ -321,7 +337,8 @@ void Run::run_task(Task& task) {
       if (g[k].defined())
         for (auto& hook : h->output_hooks[k])
           if (Tensor r = hook(g[k]); r.defined()) g[k] = r;
-    for (auto& hook : h->before) hook(g);
+    if (task.needed)
+      for (auto& hook : h->before) hook(g);
   }
   for (int k = 0; k < n.outputs(); ++k)
     if (auto it = node_captures_.find({&n, k}); it != node_captures_.end())
@@ -359,7 +376,7 @@ void Run::run_task(Task& task) {
 
 void Run::execute() {
   GradMode mode(create_graph_);
-  std::vector<BackwardObserver*> observers;
+  std::vector<BackwardObserver*> observers, taking_part;
   if (!outer) observers = Context::current().state<Observers>().list;
   struct Restore {
     Run* before;
@@ -369,7 +386,8 @@ void Run::execute() {
   try {
     if (!observers.empty()) {
       const Plan plan = make_plan();
-      for (auto* o : observers) o->on_plan(plan);
+      for (auto* o : observers)
+        if (o->on_plan(plan)) taking_part.push_back(o);
     }
     for (size_t i = 0; i < roots_.size(); ++i) deliver(roots_[i], std::move(root_gradients_[i]));
     for (auto& task : tasks_) {
@@ -383,12 +401,26 @@ void Run::execute() {
   } catch (...) {
     entered_.clear();
     current_run = restore.before;
-    for (auto* o : observers) o->on_end(true);
+    for (auto* o : taking_part) {
+      try {
+        o->on_end(true);
+      } catch (const std::exception&) {  // what broke the backward is on its way already
+      }
+    }
     throw;
   }
   for (auto& [leaf, places] : leaf_captures_)
     for (int i : places) captured[i] = captured[places[0]];
-  for (auto* o : observers) o->on_end(false);
+  current_run = restore.before;
+  std::exception_ptr error;  // every observer is told, whatever another one throws
+  for (auto* o : taking_part) {
+    try {
+      o->on_end(false);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace

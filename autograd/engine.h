@@ -38,15 +38,17 @@ struct Plan {
   };
   std::vector<Item> scopes;  // in the order in which they will be entered
   std::vector<std::pair<AutogradMeta*, int>>
-      leaves;               // those that get a gradient; number of contributions
-  bool accumulates = true;  // false for grad(): no leaf and no sink is touched
+      leaves;                 // those that get a gradient; number of contributions
+  bool create_graph = false;  // the gradients are to be differentiated again
+  bool accumulates = true;    // false for grad(): no leaf and no sink is touched
 };
 
 // Told about every outermost backward of its context (FSDP, DDP).
 class BackwardObserver {
  public:
   virtual ~BackwardObserver() = default;
-  virtual void on_plan(const Plan& plan) = 0;
+  // Whether it takes part in this backward: only then is on_end called for it.
+  virtual bool on_plan(const Plan& plan) = 0;
   virtual void on_end(bool failed) = 0;  // after the last node, also when one threw
 };
 void add_observer(BackwardObserver* observer);  // to the current context

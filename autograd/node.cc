@@ -107,8 +107,7 @@ void refuse_placeholder(const char* op, const Tensor& t) {
   fail("[", op, "] parameter ", m && !m->name.empty() ? m->name : std::string("(unnamed)"),
        " is sharded: this rank holds only its own part of it outside of its module's forward. Call "
        "the module "
-       "through its forward (or register the method with nn::as_forward), or use "
-       "summon_full_params");
+       "through its forward (or register the method with nn::as_forward)");
 }
 
 // ---- recording

@@ -47,15 +47,11 @@ void Tensor::set_data(const Tensor& from) const {
   t.storage = f.storage;
   t.sizes = f.sizes, t.strides = f.strides, t.offset = f.offset, t.dtype = f.dtype;
   t.is_view = f.is_view;
-  t.family = nullptr;
+  t.family = make_ref<ViewFamily>();
 }
 
-Ref<ViewFamily>& Tensor::family() const {
-  TensorImpl& t = get();
-  if (!t.family) t.family = make_ref<ViewFamily>();
-  return t.family;
-}
-uint32_t Tensor::version() const { return get().family ? get().family->version : 0; }
+Ref<ViewFamily>& Tensor::family() const { return get().family; }
+uint32_t Tensor::version() const { return get().family->version; }
 void Tensor::bump_version() const { ++family()->version; }
 
 Tensor Tensor::wrap_number(double d, int64_t i, DType dtype) {
@@ -90,6 +86,7 @@ Tensor over_storage(const Ref<Storage>& storage, const Dims& sizes, DType dtype,
   auto p = make_ref<TensorImpl>();
   p->storage = storage;
   p->sizes = sizes, p->strides = contiguous_strides(sizes), p->offset = offset, p->dtype = dtype;
+  p->family = make_ref<ViewFamily>();
   return Tensor(std::move(p));
 }
 
@@ -99,6 +96,7 @@ Tensor empty(const Dims& sizes, DType dtype, Device device) {
   auto p = make_ref<TensorImpl>();
   p->sizes = sizes, p->strides = contiguous_strides(sizes), p->dtype = dtype;
   p->storage = make_ref<Storage>(sizes.numel() * size_of(dtype), device);
+  p->family = make_ref<ViewFamily>();
   return Tensor(std::move(p));
 }
 

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "autograd/grad_mode.h"
-#include "core/philox.h"
 #include "distributed/distributed.h"
 #include "distributed/verify_models.h"
 
@@ -110,14 +109,16 @@ void DdpReducer::build(nn::Module::NamedTensors parameters) {
   }
 }
 
-void DdpReducer::on_plan(const autograd::Plan& plan) {
-  if (!plan.accumulates) return;
+bool DdpReducer::on_plan(const autograd::Plan& plan) {
+  if (!plan.accumulates) return false;
   std::map<autograd::GradSink*, std::vector<autograd::AutogradMeta*>> expected;
   for (auto& [leaf, n] : plan.leaves)
     if (leaf->sink) expected[leaf->sink.get()].push_back(leaf);
   const bool mine = std::any_of(buckets_.begin(), buckets_.end(),
                                 [&](auto& b) { return expected.count(b.get()); });
-  if (!mine) return;
+  if (!mine) return false;
+  if (plan.create_graph)
+    fail("[ddp] create_graph is not supported: take second derivatives of the unwrapped model");
   if (active_) fail("[ddp] a backward began inside another one");
   std::string unused;
   for (auto& b : buckets_) {
@@ -140,6 +141,7 @@ void DdpReducer::on_plan(const autograd::Plan& plan) {
     // Nothing to come: exchanged as it is, in its turn.
     if (buckets_[k]->expected() == 0) complete_[k] = true;
   }
+  return true;
 }
 
 // Buckets are exchanged in one order on all ranks, whatever the order in which they complete.

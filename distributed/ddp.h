@@ -48,11 +48,12 @@ class DdpReducer : public autograd::BackwardObserver {
   DdpReducer(nn::Module& module, const DdpOptions& options);
   ~DdpReducer() override;
 
+  bool syncs() const { return sync_; }
   void set_sync(bool on) { sync_ = on; }
   int num_buckets() const { return int(buckets_.size()); }
   const Group& group() const { return group_; }
 
-  void on_plan(const autograd::Plan& plan) override;
+  bool on_plan(const autograd::Plan& plan) override;
   void on_end(bool failed) override;
 
  private:
@@ -89,15 +90,17 @@ class DistributedDataParallel {
   // it exchanges the sum.
   class NoSync {
    public:
-    explicit NoSync(std::shared_ptr<dist::DdpReducer> r) : reducer_(std::move(r)) {
+    explicit NoSync(std::shared_ptr<dist::DdpReducer> r)
+        : reducer_(std::move(r)), before_(reducer_->syncs()) {
       reducer_->set_sync(false);
     }
-    ~NoSync() { reducer_->set_sync(true); }
+    ~NoSync() { reducer_->set_sync(before_); }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
     std::shared_ptr<dist::DdpReducer> reducer_;
+    bool before_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_); }
   int num_buckets() const { return reducer_->num_buckets(); }

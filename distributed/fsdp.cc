@@ -1,6 +1,7 @@
 #include "distributed/fsdp.h"
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "autograd/grad_mode.h"
 #include "optim/clip_grad.h"
@@ -14,11 +15,12 @@ FsdpModule::~FsdpModule() = default;
 
 std::shared_ptr<dist::Runtime> FsdpModule::runtime() const { return dist::Runtime::of(*module_); }
 
-FsdpModule::NoSync::NoSync(std::shared_ptr<dist::Runtime> runtime) : runtime_(std::move(runtime)) {
+FsdpModule::NoSync::NoSync(std::shared_ptr<dist::Runtime> runtime)
+    : runtime_(std::move(runtime)), before_(runtime_->syncs()) {
   runtime_->require_idle("no_sync");
   runtime_->set_sync(false);
 }
-FsdpModule::NoSync::~NoSync() { runtime_->set_sync(true); }
+FsdpModule::NoSync::~NoSync() { runtime_->set_sync(before_); }
 
 Tensor FsdpModule::clip_grad_norm_(double max_norm, double norm_type) {
   const auto r = runtime();
@@ -33,6 +35,7 @@ namespace {
 
 struct Place {
   nn::Slot* slot;
+  std::string name;  // from the wrapped module
   const dist::Unit* unit;
   std::pair<int, int> entry;
 };
@@ -42,10 +45,14 @@ std::vector<Place> places_of(const dist::Runtime& runtime, const nn::Module& mod
   std::unordered_map<nn::Slot*, Place> by_slot;
   for (auto& u : runtime.units())
     for (auto place : u->order())
-      for (nn::Slot* s : u->entry(place).slots) by_slot[s] = {s, u.get(), place};
+      for (nn::Slot* s : u->entry(place).slots) by_slot[s] = {s, "", u.get(), place};
+  const std::string path = module.full_name();
   std::vector<Place> places;
   for (nn::Slot* s : module.slots())
-    if (auto it = by_slot.find(s); it != by_slot.end()) places.push_back(it->second);
+    if (auto it = by_slot.find(s); it != by_slot.end()) {
+      places.push_back(it->second);
+      places.back().name = s->full_name().substr(path.empty() ? 0 : path.size() + 1);
+    }
   return places;
 }
 
@@ -59,10 +66,22 @@ void FsdpModule::for_each_full(
   const bool root = r->group()->rank() == 0;
   for (const Place& p : places_of(*r, *module_)) {
     const dist::Unit::Entry& e = p.unit->entry(p.entry);
-    const std::string name = p.slot->full_name();
-    const Tensor whole = p.unit->collect(e, local(name, e.local), 0);
-    if (root) f(name, whole);
+    const Tensor whole = p.unit->collect(e, local(p.name, e.local), 0);
+    if (root) f(p.name, whole);
   }
+}
+
+nn::Module::NamedTensors FsdpModule::named_parameters() const {
+  nn::Module::NamedTensors result;
+  std::unordered_set<TensorImpl*> seen;
+  for (auto& p : parts())
+    if (seen.insert(p.parameter.impl()).second) result.emplace_back(p.name, p.parameter);
+  return result;
+}
+std::vector<Tensor> FsdpModule::parameters() const {
+  std::vector<Tensor> result;
+  for (auto& [name, p] : named_parameters()) result.push_back(p);
+  return result;
 }
 
 std::vector<FsdpModule::Part> FsdpModule::parts() const {
@@ -70,7 +89,7 @@ std::vector<FsdpModule::Part> FsdpModule::parts() const {
   const auto r = runtime();
   for (const Place& p : places_of(*r, *module_)) {
     const dist::Unit::Entry& e = p.unit->entry(p.entry);
-    result.push_back({p.slot->full_name(), e.shape, e.owned.lo, e.owned.hi, e.local});
+    result.push_back({p.name, e.shape, e.owned.lo, e.owned.hi, e.local});
   }
   return result;
 }

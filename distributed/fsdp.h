@@ -31,10 +31,10 @@ class FsdpModule {
   ~FsdpModule();
 
   nn::Module& module() const { return *module_; }
-  // As the module's own: parts while sharded, under the model's names. Between forward and
-  // backward, gathered units show the whole.
-  std::vector<Tensor> parameters() const { return module_->parameters(); }
-  nn::Module::NamedTensors named_parameters() const { return module_->named_parameters(); }
+  // This rank's parts, under the model's names: what the optimizer steps, also while the module
+  // shows gathered ones. Tied ones once.
+  std::vector<Tensor> parameters() const;
+  nn::Module::NamedTensors named_parameters() const;
 
   // Scales gradients so that their norm over all ranks is at most max_norm; returns the norm
   // before, a 0-d float32, the same on all ranks and for every strategy. norm_type: 2, 1, or
@@ -52,6 +52,7 @@ class FsdpModule {
 
    private:
     std::shared_ptr<dist::Runtime> runtime_;
+    bool before_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(runtime()); }
 

@@ -255,14 +255,14 @@ void GradBucket::abort() {
     } catch (const Error&) {  // the backward that failed says so itself
     }
   }
-  works_.clear();
-  reducing_ = false;
+  // A pending sum has the failed backward's contributions in it: it goes, older gradients stay.
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (progress_[i].shown.defined() && !pending_) entries_[i].meta->grad = progress_[i].older;
-    if (!pending_) progress_[i] = {};
+    if (progress_[i].shown.defined()) entries_[i].meta->grad = progress_[i].older;
+    progress_[i] = {};
   }
-  if (!pending_) buffer_ = {};
-  sum_ = result_ = flags_ = flag_sums_ = {};
+  works_.clear();
+  reducing_ = pending_ = false;
+  buffer_ = sum_ = result_ = flags_ = flag_sums_ = {};
   expected_ = 0;
 }
 

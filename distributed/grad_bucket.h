@@ -66,7 +66,8 @@ class GradBucket : public autograd::GradSink {
   static void reduce(const std::vector<GradBucket*>& buckets, const std::string& label);
   bool is_reducing() const { return reducing_; }
   void retire();
-  // Drops what the failed backward collected; waits out a reduction. Earlier gradients stay.
+  // After a failed backward: waits out a reduction, drops what was collected, pending sums too.
+  // Gradients that were reduced before stay.
   void abort();
 
   int64_t reduced_bytes() const { return options_.padded * size_of(options_.reduce_dtype); }

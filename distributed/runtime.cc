@@ -90,6 +90,8 @@ class Runtime::Hooks : public nn::CallHooks {
   std::shared_ptr<Runtime> runtime;
   int index = 0;
 
+  ~Hooks() override { unit->detach_module(); }
+
   void pre(nn::Module&, const nn::TensorVisitor& inputs) override {
     runtime->forward_pre(index, inputs);
   }
@@ -130,7 +132,10 @@ Runtime::Runtime(nn::Module& root, const FsdpOptions& options) : options_(option
   if (group_->rank() < 0) fail("[fsdp] this rank is not in the process group ", group_->name());
 }
 
-Runtime::~Runtime() { autograd::remove_observer(this); }
+Runtime::~Runtime() {
+  autograd::remove_observer(this);
+  for (auto& u : units_) u->detach_sinks();
+}
 
 void Runtime::build(nn::Module& root) {
   // Units: what the policy chose, what was wrapped by hand before (adopted), and the root.
@@ -184,11 +189,13 @@ void Runtime::build(nn::Module& root) {
   unit_options.sync_module_states = options_.sync_module_states;
 
   std::vector<ScheduledUnit> scheduled;
+  std::vector<std::shared_ptr<Runtime>> adopted;  // inner roots, whose units are this one's now
   for (nn::Module* m : unit_modules) {
     Hooks* wrapped = Hooks::on(*m);
     std::shared_ptr<Hooks> hooks;
     if (wrapped) {
       wrapped->runtime->require_idle("wrapping a module around it");
+      adopted.push_back(wrapped->runtime);
       for (auto& h : m->state().hooks)
         if (h.get() == wrapped) hooks = std::static_pointer_cast<Hooks>(h);
     } else {
@@ -209,6 +216,7 @@ void Runtime::build(nn::Module& root) {
     if (m == &root && !options_.reshard_root_after_forward) s.reshard_after_forward = false;
     scheduled.push_back(s);
   }
+  for (auto& inner : adopted) inner->units_.clear();
   GatherSchedule::Options o;
   o.forward_prefetch = options_.forward_prefetch;
   o.backward_prefetch = options_.backward_prefetch;
@@ -272,15 +280,23 @@ void Runtime::carry_out(const Step& step) {
       stats_.wait_gather_ns += nanoseconds_of([&] { u.wait(); });
       u.show();
       break;
-    case Step::Kind::kRelease:
+    case Step::Kind::kRelease: {
+      const Unit::Entry* changed = u.changed_full();
       u.release();
+      if (changed)
+        fail("[fsdp] parameter ", changed->name,
+             " was changed in place while it was gathered, which is lost now that "
+             "its unit is sharded again: change the local part, fsdp.parameters(), instead");
       break;
+    }
     case Step::Kind::kPost:
       break;
     case Step::Kind::kReduce: {
       std::vector<GradBucket*> buckets;
       for (auto& g : u.groups())
-        if (g.bucket->was_expected() || g.bucket->is_pending()) buckets.push_back(g.bucket.get());
+        // The same on every rank, whatever this one used.
+        if (g.layout->requires_grad() || g.bucket->was_expected() || g.bucket->is_pending())
+          buckets.push_back(g.bucket.get());
       ++stats_.reductions;
       for (auto* b : buckets) stats_.reduced_bytes += b->reduced_bytes();
       GradBucket::reduce(buckets, "reduce unit " + u.name());
@@ -299,12 +315,16 @@ void Runtime::carry_out(const Step& step) {
 
 FsdpStats Runtime::stats() const {
   FsdpStats s = stats_;
-  s.early_gathers = schedule_->counts().early;
-  s.mispredicted = schedule_->counts().mispredicted;
-  s.repaired = schedule_->counts().repaired;
+  const GatherSchedule::Counts& now = schedule_->counts();
+  s.early_gathers = now.early - counts_before_.early;
+  s.mispredicted = now.mispredicted - counts_before_.mispredicted;
+  s.repaired = now.repaired - counts_before_.repaired;
   return s;
 }
-void Runtime::reset_stats() { stats_ = {}; }
+void Runtime::reset_stats() {
+  stats_ = {};
+  counts_before_ = schedule_->counts();
+}
 
 void Runtime::set_sync(bool on) {
   for (int i = 0; i < int(units_.size()); ++i) schedule_->set_sync(i, on);
@@ -394,7 +414,7 @@ void Runtime::forward_unwind(int unit) noexcept {
 }
 
 // ---- backward
-void Runtime::on_plan(const autograd::Plan& plan) {
+bool Runtime::on_plan(const autograd::Plan& plan) {
   std::vector<GatherSchedule::PlanItem> items;
   for (auto& item : plan.scopes)
     if (auto* s = dynamic_cast<UnitScope*>(item.scope); s && s->runtime() == this)
@@ -406,12 +426,15 @@ void Runtime::on_plan(const autograd::Plan& plan) {
   bool mine = !items.empty();
   for (auto& u : units_)
     for (auto& g : u->groups()) mine = mine || expected.count(g.bucket.get());
-  if (!mine) return;
+  if (!mine) return false;
+  if (plan.create_graph)
+    fail("[backward] create_graph through the sharded model ", root().name(),
+         " is not supported: take second "
+         "derivatives of the unwrapped model");
   if (in_backward_) fail("[backward] a backward of ", root().name(), " began inside another one");
   if (depth_ > 0) fail("[backward] backward of ", root().name(), " began inside its forward");
   check_slots();
-  in_backward_ = true;
-  accumulates_ = plan.accumulates;
+  syncs_now_ = sync_;
   for (size_t i = 0; i < units_.size(); ++i) {
     incomplete_[i] = 0;
     for (auto& g : units_[i]->groups()) {
@@ -424,6 +447,8 @@ void Runtime::on_plan(const autograd::Plan& plan) {
     }
   }
   schedule_->begin_backward(std::move(items), plan.accumulates);
+  in_backward_ = true;
+  return true;
 }
 
 void Runtime::enter(int unit) {
@@ -440,7 +465,7 @@ void Runtime::recomputed(int unit) { carry_out(schedule_->skip(unit)); }
 
 void Runtime::gradients_complete(int unit) {
   carry_out(schedule_->gradients_complete(unit));
-  if (!sync_)
+  if (!syncs_now_)
     for (auto& g : units_[unit]->groups()) g.bucket->keep_pending();
 }
 
@@ -449,8 +474,10 @@ void Runtime::on_end(bool failed) {
   in_backward_ = false;
   if (failed) {
     carry_out(schedule_->abort());
-    for (auto& u : units_)
-      for (auto& g : u->groups()) g.bucket->abort();
+    for (int i = 0; i < int(units_.size()); ++i) {
+      for (auto& g : units_[i]->groups()) g.bucket->abort();
+      schedule_->clear_pending(i);
+    }
     while (!forwards_.empty()) forwards_.pop_back();  // scopes close in reverse
     depth_ = 0;
     return;

@@ -46,6 +46,7 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   // Error, naming `what`, inside a forward or backward.
   void require_idle(const char* what) const;
 
+  bool syncs() const { return sync_; }
   void set_sync(bool on);
   void unshard(int unit);
   void reshard(int unit);
@@ -57,7 +58,7 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   void forward_unwind(int unit) noexcept;
 
   // ---- engine
-  void on_plan(const autograd::Plan& plan) override;
+  bool on_plan(const autograd::Plan& plan) override;
   void on_end(bool failed) override;
   void enter(int unit);
   void leave(int unit);
@@ -83,7 +84,8 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   std::unique_ptr<GatherSchedule> schedule_;
   std::vector<std::unique_ptr<Forward>> forwards_;  // open calls, outermost first
   int depth_ = 0;
-  bool in_backward_ = false, accumulates_ = false, sync_ = true;
+  bool in_backward_ = false, sync_ = true, syncs_now_ = true;
+  GatherSchedule::Counts counts_before_;  // at the last reset_stats()
   std::vector<int> incomplete_;  // by unit: buckets that wait for contributions in this backward
   FsdpStats stats_;
 };

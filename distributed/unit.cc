@@ -92,7 +92,7 @@ Unit::Unit(nn::Module& module, std::string name, const std::vector<nn::Slot*>& s
       Entry e = entries[at.parameter];
       e.owned = s == 1 ? OwnedPart{0, at.numel, at.offset}
                        : layout.owned(int(i), rank_in(options_.shard));
-      order_[at.parameter] = {int(groups_.size()), int(i)};
+      order_[at.parameter] = e.place = {int(groups_.size()), int(i)};
       cut(g, e, seed);
       g.entries.push_back(std::move(e));
     }
@@ -111,11 +111,12 @@ Unit::~Unit() {
 
 // Fills this rank's part of the piece, and turns the parameter's Tensor into a view of it.
 void Unit::cut(FlatGroup& g, Entry& e, uint64_t seed) {
-  nn::Slot& first = *e.slots[0];
+  nn::Slot& first = e.slots[0]->tied_to ? *e.slots[0]->tied_to : *e.slots[0];
   NoGrad off;
   const Tensor part = over_storage(g.piece.storage(), {e.owned.numel()}, g.master, e.owned.at);
   if (first.declared) {
-    const uint64_t key = philox_key(seed, e.name.data(), e.name.size());
+    const std::string name = first.full_name();
+    const uint64_t key = philox_key(seed, name.data(), name.size());
     if (first.init.whole) {
       Tensor whole = empty(e.shape, g.master);
       first.init.fill(key, 0, whole);
@@ -148,7 +149,7 @@ void Unit::cut(FlatGroup& g, Entry& e, uint64_t seed) {
     autograd::share_meta(e.full, e.local);
   }
   for (nn::Slot* s : e.slots) s->declared = false, s->tensor = e.local;
-  by_full_[e.full.impl()] = {int(groups_.size()), int(g.entries.size())};
+  by_full_[e.full.family().get()] = {int(groups_.size()), int(g.entries.size())};
 }
 
 void Unit::attach(FlatGroup& g) {
@@ -173,7 +174,7 @@ void Unit::attach(FlatGroup& g) {
 }
 
 const Unit::Entry* Unit::find_full(const Tensor& t) const {
-  auto it = by_full_.find(t.impl());
+  auto it = by_full_.find(t.impl()->family.get());
   return it == by_full_.end() ? nullptr : &entry(it->second);
 }
 
@@ -245,7 +246,29 @@ void Unit::show() {
   for (auto& g : groups_)
     for (auto& e : g.entries)
       for (nn::Slot* s : e.slots) s->tensor = e.full;
+  for (auto& g : groups_)
+    for (auto& e : g.entries) e.shown_version = e.full.version();
   set_usable(true);
+}
+
+const Unit::Entry* Unit::changed_full() const {
+  if (!shown_) return nullptr;
+  for (auto& g : groups_)
+    for (auto& e : g.entries)
+      if (!g.whole && e.full.version() != e.shown_version) return &e;
+  return nullptr;
+}
+
+void Unit::detach_module() {
+  for (auto& g : groups_)
+    for (auto& e : g.entries) e.slots.clear();
+}
+
+void Unit::detach_sinks() {
+  for (auto& g : groups_) {
+    g.bucket->on_complete = nullptr;
+    for (auto& e : g.entries) autograd::make_meta(e.local).sink = nullptr;
+  }
 }
 
 void Unit::set_usable(bool usable) {
@@ -276,9 +299,14 @@ void Unit::check_slots() {
       const Tensor& shown = shown_ ? e.full : e.local;
       for (nn::Slot* s : e.slots) {
         const bool replaced = !s->tensor.is_same(shown);
-        const bool moved = !shown_ && (s->tensor.storage().get() != g.piece.storage().get());
+        const Tensor& buffer = shown_ ? g.full : g.piece;
+        const bool moved = s->tensor.storage().get() != buffer.storage().get();
         if (!replaced && !moved) continue;
         const Tensor now = contiguous_raw(s->tensor);
+        if (!replaced && now.dtype() != buffer.dtype())
+          fail("[fsdp] parameter ", e.name, " was converted from ", buffer.dtype(), " to ",
+               now.dtype(),
+               " after wrapping: convert the model before it is wrapped, or use mixed_precision");
         NoGrad off;
         const Dims local_shape =
             size_of_group(options_.shard) == 1 ? e.shape : Dims{e.owned.numel()};
@@ -291,8 +319,14 @@ void Unit::check_slots() {
         else
           fail("[fsdp] parameter ", e.name, " was replaced by a tensor of shape ", now.sizes(),
                ": expected its full shape ", e.shape, ", or this rank's part ", local_shape);
-        if (moved && !replaced)
+        if (moved && !replaced && shown_ && !g.whole) {
+          const int64_t offset = g.layout->entries()[size_t(e.place.second)].offset;
+          e.full.set_data(over_storage(g.full.storage(), e.shape, g.compute, offset));
+          by_full_[e.full.family().get()] = e.place;
+          e.shown_version = e.full.version();
+        } else if (moved && !replaced) {
           e.local.set_data(over_storage(g.piece.storage(), local_shape, g.master, e.owned.at));
+        }
         e.local.bump_version();
         s->tensor = shown;
       }
@@ -303,14 +337,13 @@ Tensor Unit::collect(const Entry& e, const Tensor& local, int root) const {
   const int s = size_of_group(options_.shard);
   if (s == 1) return local.detach().reshape(e.shape);
   const bool here = rank_in(options_.shard) == root;
-  const auto place = by_full_.at(e.full.impl());
-  const FlatLayout& layout = *groups_[place.first].layout;
+  const FlatLayout& layout = *groups_[e.place.first].layout;
   Tensor whole;
   std::vector<Tensor> parts;
   if (here) {
     whole = empty(e.shape, local.dtype());
     for (int k = 0; k < s; ++k) {
-      const OwnedPart p = layout.owned(place.second, k);
+      const OwnedPart p = layout.owned(e.place.second, k);
       parts.push_back(over_storage(whole.storage(), {p.numel()}, local.dtype(), p.lo));
     }
   }

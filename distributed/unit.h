@@ -37,6 +37,8 @@ class Unit {
     Dims shape;
     Tensor local, full;
     OwnedPart owned;
+    std::pair<int, int> place;   // (group, entry)
+    uint32_t shown_version = 0;  // full's, when it was shown
   };
   struct FlatGroup {
     const FlatLayout* layout = nullptr;
@@ -56,10 +58,14 @@ class Unit {
   ~Unit();
 
   nn::Module& module() const { return *module_; }
+  // The module is going: what is left serves a backward that is still to come.
+  void detach_module();
+  // Parameters that outlive their runtime accumulate gradients by themselves again.
+  void detach_sinks();
   const std::string& name() const { return name_; }
   const std::vector<FlatGroup>& groups() const { return groups_; }
   const UnitOptions& options() const { return options_; }
-  // The entry of a full tensor; null for another tensor.
+  // The entry of a full tensor or a view of it; null for another tensor.
   const Entry* find_full(const Tensor& t) const;
   // In module order.
   const std::vector<std::pair<int, int>>& order() const { return order_; }  // (group, entry)
@@ -77,6 +83,8 @@ class Unit {
   void show();                            // after wait(): slots show the full parameters
   void release();                         // slots show the local ones; the full bytes are freed
   bool is_shown() const { return shown_; }
+  // A full parameter was changed in place while it was shown, which is lost at release; or null.
+  const Entry* changed_full() const;
   bool is_stale() const;  // a piece was changed after it was gathered
   // Full parameters may be read: their unit is pinned.
   void set_usable(bool usable);
@@ -100,7 +108,7 @@ class Unit {
   std::unique_ptr<UnitLayout> layout_;
   std::vector<FlatGroup> groups_;
   std::vector<std::pair<int, int>> order_;
-  std::unordered_map<TensorImpl*, std::pair<int, int>> by_full_;
+  std::unordered_map<ViewFamily*, std::pair<int, int>> by_full_;  // also finds their views
   Work gathering_;
   bool in_flight_ = false, shown_ = false;
   uint64_t gathered_version_ = 0;

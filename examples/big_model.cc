@@ -76,7 +76,7 @@ Corpus load_on_every_rank(const Options& o) {
   for (int turn = 0; turn < 2; ++turn) {
     if ((dist::rank() == 0) == (turn == 0)) {
       try {
-        c = load_corpus(o, cache_folder());
+        c = load_corpus(o);
       } catch (const Error& e) {
         error = e.what();
       }
@@ -94,7 +94,7 @@ Training::Training(const Options& options)
              {.heads = o_.heads,
               .causal = o_.causal,
               .activation_checkpointing = o_.activation_checkpointing}) {
-  default_generator().seed(o_.seed, uint64_t(dist::rank()));
+  default_generator().seed(uint64_t(o_.seed), uint64_t(dist::rank()));
   if (o_.precision == "bf16") {
     Tensor choice = tensor<int64_t>({int64_t(bf16_products())});
     dist::broadcast(choice, 0);
@@ -102,7 +102,7 @@ Training::Training(const Options& options)
   }
   wrap();
   optimizer_.emplace(
-      model_.named_parameters(),
+      fsdp_ ? fsdp_->named_parameters() : model_.named_parameters(),
       optim::AdamWOptions{
           .lr = o_.lr, .betas = {o_.beta1, o_.beta2}, .weight_decay = o_.weight_decay});
   if (o_.schedule == "cosine")
@@ -118,7 +118,7 @@ Training::Training(const Options& options)
       corpus_.train->size(), data::DistributedOptions{.num_replicas = dist::world_size(),
                                                       .rank = dist::rank(),
                                                       .shuffle = o_.shuffle,
-                                                      .seed = o_.seed,
+                                                      .seed = uint64_t(o_.seed),
                                                       .drop_last = true});
   loader_ = std::make_unique<data::DataLoader>(*corpus_.train,
                                                data::LoaderOptions{.batch_size = o_.batch_size,
@@ -165,7 +165,11 @@ nlohmann::json Training::config() const {
       {"device", to_string(dist::local_device())},
       {"shard_group_size", shards ? dist::world_size() : 1},
       {"precision", o_.precision},
-      {"backward_prefetch", fsdp_ ? "pre" : "none"},
+      {"backward_prefetch",
+       !fsdp_                                                                     ? "none"
+       : fsdp_->runtime()->options().backward_prefetch == BackwardPrefetch::kPre  ? "pre"
+       : fsdp_->runtime()->options().backward_prefetch == BackwardPrefetch::kPost ? "post"
+                                                                                  : "none"},
       {"units", fsdp_ ? int64_t(fsdp_->units().size()) : ddp_->num_buckets()},
       {"layers", o_.layers},
       {"dim", o_.dim},
@@ -253,7 +257,8 @@ void Training::train() {
       ++batches;
     }
     const double lr = optimizer_->lr(0);
-    const auto clip = optim::clip_coefficient(model_.parameters(), max_norm);
+    const auto clip =
+        optim::clip_coefficient(fsdp_ ? fsdp_->parameters() : model_.parameters(), max_norm);
     optimizer_->step({.grad_scale = clip.coefficient});
     optimizer_->zero_grad();
     schedule_->step();
@@ -327,7 +332,7 @@ void Training::sample() {
                 .context = o_.seq_len,
                 .temperature = o_.temperature,
                 .top_k = o_.top_k,
-                .seed = o_.seed});
+                .seed = uint64_t(o_.seed)});
   model_.train();
   reporter_->say("\n" + corpus_.tokenizer->decode(ids) + "\n");
 }

@@ -197,7 +197,11 @@ std::string Module::type_name() const {
 StateDict Module::state_dict(const std::string& prefix) const {
   StateDict d;
   for_slots(*state_, prefix, true, [&](const std::string& name, Slot& s) {
-    if (s.persistent && s.tensor.defined()) d.set(name, s.get().detach());
+    if (!s.persistent || !s.tensor.defined()) return;
+    if (s.tensor.impl()->placeholder)
+      fail("[state_dict] parameter ", name,
+           " is sharded: use full_state_dict() of FullyShardedDataParallel");
+    d.set(name, s.get().detach());
   });
   return d;
 }

@@ -150,6 +150,16 @@ class Module {
   std::unique_ptr<ModuleState> state_;
 };
 
+// How a call with hooks holds an argument: hooks may replace tensors, so what holds tensors is
+// copied (a reference each); another object that forward takes by reference stays that object.
+template <class A>
+using KeptArgument = std::conditional_t<
+    std::is_lvalue_reference_v<A> && !std::is_const_v<std::remove_reference_t<A>> &&
+        std::is_class_v<std::remove_reference_t<A>> && !std::is_same_v<std::decay_t<A>, Tensor> &&
+        !std::ranges::range<std::decay_t<A>> && !visit_detail::OptionalLike<std::decay_t<A>> &&
+        !visit_detail::TupleLike<std::decay_t<A>>,
+    A, std::decay_t<A>>;
+
 // Runs `f` as a forward of `module`, with its hooks (FSDP gathers the module's parameters round
 // it). So another method than forward is made callable on a sharded module:
 //
@@ -160,7 +170,7 @@ auto as_forward(Module* module, const F& f, A&&... args) {
   // Kept alive for the call: a hook may be removed in it.
   const std::vector<std::shared_ptr<CallHooks>> hooks = module->state().hooks;
   if (hooks.empty()) return f(std::forward<A>(args)...);
-  std::tuple<std::decay_t<A>...> inputs(std::forward<A>(args)...);
+  std::tuple<KeptArgument<A>...> inputs(std::forward<A>(args)...);
   const TensorVisitor visit_inputs = [&](const std::function<void(Tensor&)>& g) {
     visit_tensors(inputs, g);
   };

@@ -25,7 +25,9 @@ concept BraceConstructible = requires {
 template <class T>
 constexpr int fields_of = [] {
   using A = Anything;
-  if constexpr (BraceConstructible<T, A, A, A, A, A, A, A, A>)
+  if constexpr (BraceConstructible<T, A, A, A, A, A, A, A, A, A>)
+    return 0;  // more than eight: passed over
+  else if constexpr (BraceConstructible<T, A, A, A, A, A, A, A, A>)
     return 8;
   else if constexpr (BraceConstructible<T, A, A, A, A, A, A, A>)
     return 7;

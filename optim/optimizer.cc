@@ -171,6 +171,11 @@ void Optimizer::step(const StepArguments& arguments) {
     }
   if (arguments.found_inf.defined() && arguments.found_inf.item() != 0) return;
   for (auto& [e, grad] : todo) run(*e, grad, arguments);
+  // [Note: steps of sharded parameters] What a rank holds of a parameter may be nothing, and then
+  // has no gradient. That it was stepped is counted on every rank all the same: FSDP decides by
+  // versions what to gather again, and all ranks must decide alike.
+  for (auto& e : entries_)
+    if (nn::shard_info(e.param)) e.param.bump_version();
 }
 
 void Optimizer::zero_grad(bool set_to_none) {

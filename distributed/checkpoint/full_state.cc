@@ -14,13 +14,14 @@ namespace {
 
 int size_of_group(const Group& g) { return g ? g->size() : 1; }
 
-std::string broadcast_text(const Group& group, std::string text) {
+// The root's text, on every rank.
+std::string broadcast_text(const Group& group, const std::string& text, int root = 0) {
   if (size_of_group(group) == 1) return text;
   Tensor n = tensor<int64_t>({int64_t(text.size())});
-  group->broadcast(n, 0, {.label = "checkpoint"}).wait();
+  group->broadcast(n, root, {.label = "checkpoint"}).wait();
   Tensor bytes = empty({n.data<int64_t>()[0]}, kUInt8);
-  if (group->rank() == 0) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
-  group->broadcast(bytes, 0, {.label = "checkpoint"}).wait();
+  if (group->rank() == root) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
+  group->broadcast(bytes, root, {.label = "checkpoint"}).wait();
   return {reinterpret_cast<const char*>(bytes.data<uint8_t>()), size_t(bytes.numel())};
 }
 
@@ -35,13 +36,7 @@ void agree(const Group& group, const std::string& error) {
   group->all_reduce(failed, ReduceOp::kMin, {.label = "checkpoint"}).wait();
   const int first = int(failed.data<int64_t>()[0]);
   if (first == w) return;
-  Tensor n = tensor<int64_t>({int64_t(error.size())});
-  group->broadcast(n, first, {.label = "checkpoint"}).wait();
-  Tensor bytes = zeros({n.data<int64_t>()[0]}, kUInt8);
-  if (group->rank() == first) std::copy(error.begin(), error.end(), bytes.data<uint8_t>());
-  group->broadcast(bytes, first, {.label = "checkpoint"}).wait();
-  throw Error(
-      std::string(reinterpret_cast<const char*>(bytes.data<uint8_t>()), size_t(bytes.numel())));
+  throw Error(broadcast_text(group, error, first));
 }
 
 // A writer that keeps quiet after its first error, so that the collectives around it go on to their
@@ -178,7 +173,13 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
       model.group()->all_reduce(t, ReduceOp::kMax, {.label = "save optimizer"}).wait();
   std::string text;
   for (auto& k : kinds) text += k + "\n";
-  text = broadcast_text(model.group(), text);
+  // Of one optimizer all parameters have the same kinds: some rank that stepped any names them.
+  if (const int w = size_of_group(model.group()); w > 1) {
+    Tensor knows =
+        tensor<int64_t>({text.empty() ? int64_t(w - 1) : int64_t(model.group()->rank())});
+    model.group()->all_reduce(knows, ReduceOp::kMin, {.label = "save optimizer"}).wait();
+    text = broadcast_text(model.group(), text, int(knows.item<int64_t>()));
+  }
   std::vector<std::string> names;
   for (size_t at = 0; at < text.size();) {
     const size_t end = text.find('\n', at);

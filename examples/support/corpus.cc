@@ -14,7 +14,11 @@ std::string cache_folder() {
   const char* home = std::getenv("HOME");
   const fs::path folder =
       (cache && *cache ? fs::path(cache) : fs::path(home ? home : "/tmp") / ".cache") / "sherd";
-  fs::create_directories(folder);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    fail("cannot make the cache folder ", folder.string(), ": ", error.message(),
+         ". Set XDG_CACHE_HOME");
   return folder.string();
 }
 
@@ -38,7 +42,7 @@ Corpus token_files(const Options& o) {
 
 }  // namespace
 
-Corpus load_corpus(const Options& o, const std::string& cache) {
+Corpus load_corpus(const Options& o) {
   Corpus c;
   if (all_token_files(o.data)) {
     c = token_files(o);
@@ -54,7 +58,7 @@ Corpus load_corpus(const Options& o, const std::string& cache) {
       c.tokenizer = std::make_shared<data::ByteTokenizer>();
     } else {
       const std::string path =
-          (fs::path(cache) / concat("tokenizer-", o.vocab_size, ".model")).string();
+          (fs::path(cache_folder()) / concat("tokenizer-", o.vocab_size, ".model")).string();
       c.tokenizer = data::BpeTokenizer::train_or_load(train, {.vocab_size = o.vocab_size}, path);
     }
     c.train = std::make_shared<data::TokenDataset>(

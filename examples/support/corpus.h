@@ -18,7 +18,7 @@ struct Corpus {
 
 // Reads what the options say; trains the tokenizer or takes it from its cache. Every rank calls it;
 // rank 0 first, so that the others find the cache. Errors are one line.
-Corpus load_corpus(const Options& options, const std::string& cache_folder);
+Corpus load_corpus(const Options& options);
 
 // Where a user's caches go: $XDG_CACHE_HOME/sherd or ~/.cache/sherd; made if need be.
 std::string cache_folder();
