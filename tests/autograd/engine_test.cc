@@ -259,11 +259,12 @@ struct Watcher : autograd::BackwardObserver {
   int ends = 0, failures = 0;
   Watcher() { autograd::add_observer(this); }
   ~Watcher() override { autograd::remove_observer(this); }
-  void on_plan(const autograd::Plan& plan) override {
+  bool on_plan(const autograd::Plan& plan) override {
     contributions.clear(), scopes.clear();
     for (auto& [leaf, n] : plan.leaves) contributions.push_back(n);
     for (auto& item : plan.scopes)
       scopes.push_back(static_cast<TracingScope*>(item.scope)->name + (item.recomputed ? "*" : ""));
+    return true;
   }
   void on_end(bool failed) override { ++ends, failures += failed; }
 };
@@ -315,6 +316,55 @@ TEST(Checkpoint, LeafInTwoRegionsCompletesOnce) {
   const Tensor v = leaf({2, 2}, 0.3);
   linear(linear(x, v), v).sum().backward();
   EXPECT_EQ(values(sink->buffer), values(v.grad()));
+}
+
+TEST(Engine, ObserversHearTheEndOfTheirOwnBackwardsOnly) {
+  struct Picky : Watcher {
+    bool on_plan(const autograd::Plan& plan) override {
+      Watcher::on_plan(plan);
+      return plan.leaves.size() == 2;
+    }
+  } watcher;
+  const Tensor x = leaf({1}), y = leaf({1}), z = leaf({1});
+  const Tensor inner = (z * z).sum();
+  const Tensor out = record<1>("inner grad", x.detach(), {&x}, [&](const Tensor& g, Needs) {
+    grad({inner}, {z}, {}, {.retain_graph = true});  // another graph's
+    return std::array{g};
+  });
+  (out * y).sum().backward();
+  EXPECT_EQ(watcher.ends, 1);
+  EXPECT_EQ(x.grad().item(), 2);
+}
+
+TEST(Engine, AfterHooksReplaceWhatASinkWouldHaveBeenGiven) {
+  const Tensor w = full({2, 3}, 0.5, kFloat64).set_requires_grad();
+  auto sink = std::make_shared<FlatSink>();
+  sink->buffer = full({2, 3}, 99, kFloat64);
+  autograd::make_meta(w).sink = sink;
+  const Tensor y = linear(full({4, 3}, 2, kFloat64), w);
+  autograd::meta_of(y)->grad_fn->hooks().after.push_back(
+      [](std::span<const Tensor>, std::span<Tensor> out) { out[1] = out[1] * 1; });
+  y.sum().backward();
+  EXPECT_EQ(values(sink->buffer), std::vector<double>(6, 8));
+}
+
+TEST(Engine, CreateGraphGivesEachLeafAGradientOfItsOwn) {
+  const Tensor a = leaf({2}), b = leaf({2});
+  ((a + b) * 10).sum().backward({}, true, true);
+  EXPECT_NE(a.grad().storage().get(), b.grad().storage().get());
+}
+
+TEST(Checkpoint, ResultsFromOutsideGetTheirGradients) {
+  for (bool outside_too : {false, true}) {
+    const Tensor w = leaf({2}), h = leaf({2}, 5), v = leaf({2}), k = leaf({2}, 5);
+    const Tensor a = w * 3;
+    const Tensor y = checkpoint([&](const Tensor& t) { return t * a; }, h);
+    (outside_too ? y + a * a : y).sum().backward();
+    const Tensor b = v * 3, plain = k * b;
+    (outside_too ? plain + b * b : plain).sum().backward();
+    EXPECT_EQ(values(w.grad()), values(v.grad()));
+    EXPECT_EQ(values(h.grad()), values(k.grad()));
+  }
 }
 
 TEST(Engine, LongChainsDoNotRecurse) {
