@@ -374,7 +374,8 @@ TEST_F(Safetensors, MutatedHeaders) {
                                 "null",
                                 " ",
                                 "\xc3"};
-  for (int round = 0; round < 1500; ++round) {
+  constexpr int kRounds = 1500;
+  for (int round = 0; round < kRounds; ++round) {
     std::string header = whole.substr(8, length), data = whole.substr(8 + length);
     for (int k = 1 + random() % 3; k > 0; --k) {
       const size_t at = random() % header.size();
@@ -411,8 +412,8 @@ TEST_F(Safetensors, MutatedHeaders) {
     } catch (const Error&) {
     }
   }
-  EXPECT_GT(accepted, 100) << "the mutations are too wild to test anything";
-  EXPECT_LT(accepted, 1450);
+  EXPECT_GT(accepted, kRounds / 50) << "the mutations are too wild to test anything";
+  EXPECT_LT(accepted, kRounds / 2);
 }
 
 TEST_F(Safetensors, AtomicFileNamesWhatWentWrong) {
