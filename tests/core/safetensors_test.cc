@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -375,9 +374,8 @@ TEST_F(Safetensors, MutatedHeaders) {
                                 "null",
                                 " ",
                                 "\xc3"};
-  // tools/full_check.sh has the patience for more.
-  const int rounds = std::getenv("SHERD_LONG_TESTS") ? 100000 : 1500;
-  for (int round = 0; round < rounds; ++round) {
+  constexpr int kRounds = 1500;
+  for (int round = 0; round < kRounds; ++round) {
     std::string header = whole.substr(8, length), data = whole.substr(8 + length);
     for (int k = 1 + random() % 3; k > 0; --k) {
       const size_t at = random() % header.size();
@@ -414,8 +412,8 @@ TEST_F(Safetensors, MutatedHeaders) {
     } catch (const Error&) {
     }
   }
-  EXPECT_GT(accepted, 30) << "the mutations are too wild to test anything";
-  EXPECT_LT(accepted, rounds * 29 / 30);
+  EXPECT_GT(accepted, kRounds / 50) << "the mutations are too wild to test anything";
+  EXPECT_LT(accepted, kRounds / 2);
 }
 
 TEST_F(Safetensors, AtomicFileNamesWhatWentWrong) {
