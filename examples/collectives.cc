@@ -1,169 +1,175 @@
-// Each primitive of sherd::dist once: what every rank had, and what it has.
+// Each collective once, with what every rank had before and has after.
 //
-//     ./bazelw run //examples:collectives                          # starts 3 ranks on this machine
-//     ./bazelw run //examples:collectives -- --nproc_per_node=4
-//     sherdrun --nproc_per_node=2 collectives                      # under a launcher
-//     mpirun -n 2 collectives
-#include <CLI/CLI.hpp>
+//     ./bazelw run //examples:collectives                          # 4 ranks here
+//     ./bazelw run //examples:collectives -- --nproc_per_node=2
+//     sherdrun --nproc_per_node=4 collectives                      # or under a launcher
+//     mpirun -n 4 collectives
 #include <cstdio>
-#include <cstring>
+#include <string>
 
+#include "examples/support/main.h"
 #include "sherd.h"
+
+namespace examples {
+namespace {
 
 using namespace sherd;
 
-namespace {
-
-std::string text_of(const Tensor& x) {
-  const Tensor numbers = to_raw(contiguous_raw(x), kFloat64);
+std::string text(const Tensor& t) {
   std::string s = "[";
-  char number[32];
-  for (int64_t i = 0; i < x.numel(); ++i) {
-    std::snprintf(number, sizeof number, i ? ", %g" : "%g", numbers.data<double>()[i]);
-    s += number;
-  }
+  for (int64_t i = 0; i < t.numel(); ++i)
+    s += (i ? " " : "") + std::to_string(t.data<int64_t>()[i]);
   return s + "]";
 }
-std::string text_of(const std::vector<Tensor>& list) {
+
+std::string text(const std::vector<Tensor>& tensors) {
   std::string s;
-  for (const Tensor& x : list) s += (s.empty() ? "" : " ") + text_of(x);
+  for (const Tensor& t : tensors) s += (s.empty() ? "" : " ") + text(t);
   return s.empty() ? "nothing" : s;
 }
 
-// Rank 0 prints all ranks' lines, in order: two gathers, of the lengths and of the letters.
-void print(const std::string& title, const std::string& line) {
-  const int ranks = dist::world_size();
-  const Tensor length = tensor<int64_t>({int64_t(line.size())});
-  const Tensor letters = empty({int64_t(line.size())}, kUInt8);
-  std::memcpy(letters.data<uint8_t>(), line.data(), line.size());
-  std::vector<Tensor> lengths, lines;
-  if (dist::rank() == 0)
-    for (int r = 0; r < ranks; ++r) lengths.push_back(zeros({1}, kInt64));
-  dist::gather(lengths, length, 0);
-  for (const Tensor& n : lengths) lines.push_back(empty({n.item<int64_t>()}, kUInt8));
-  dist::gather(lines, letters, 0);
-  if (dist::rank() != 0) return;
-  std::printf("\n%s\n", title.c_str());
-  for (int r = 0; r < ranks; ++r)
-    std::printf("  rank %d %.*s\n", r, int(lines[r].numel()),
-                reinterpret_cast<const char*>(lines[r].data<uint8_t>()));
-  std::fflush(stdout);
+// n numbers that tell this rank from the others: 10 rank, 10 rank + 1, ...
+Tensor mine(int64_t n) { return arange(n) + 10 * dist::rank(); }
+
+std::vector<Tensor> room(int64_t count, int64_t n) {
+  std::vector<Tensor> tensors;
+  for (int64_t i = 0; i < count; ++i) tensors.push_back(zeros({n}, kInt64));
+  return tensors;
 }
 
-template <class A, class B>
-void print(const std::string& title, const A& had, const B& has) {
-  print(title, "had " + had + ", has " + text_of(has));
+// Rank 0 prints for all, so that lines come in order; texts travel through the job's store.
+void show(const std::string& title, const std::string& had, const std::string& has) {
+  const auto& store = dist::default_store();
+  const std::string key = "collectives/" + title + "/";
+  store->set(key + std::to_string(dist::rank()), "had " + had + "  has " + has);
+  if (dist::rank() != 0) return;
+  std::printf("%s\n", title.c_str());
+  for (int r = 0; r < dist::world_size(); ++r)
+    std::printf("  rank %d  %s\n", r, store->get(key + std::to_string(r)).c_str());
+}
+
+void one_to_many(int64_t n) {
+  Tensor x = mine(2);
+  std::string had = text(x);
+  dist::broadcast(x, /*root=*/0);
+  show("broadcast from rank 0", had, text(x));
+
+  // The root has a tensor for each rank; the others give none.
+  const std::vector<Tensor> inputs = dist::rank() == 0 ? split(mine(n), 1) : std::vector<Tensor>();
+  Tensor part = zeros({1}, kInt64);
+  dist::scatter(part, inputs, /*root=*/0);
+  show("scatter from rank 0", text(inputs), text(part));
+}
+
+void many_to_one(int64_t n) {
+  Tensor x = mine(2);
+  std::string had = text(x);
+  dist::reduce(x, /*root=*/0);
+  show("reduce to rank 0", had, text(x));
+
+  const std::vector<Tensor> outputs = dist::rank() == 0 ? room(n, 2) : std::vector<Tensor>();
+  dist::gather(outputs, mine(2), /*root=*/0);
+  show("gather to rank 0", text(mine(2)), text(outputs));
+}
+
+void many_to_many(int64_t n) {
+  for (auto [op, name] :
+       {std::pair(dist::ReduceOp::kSum, "SUM"), std::pair(dist::ReduceOp::kProduct, "PRODUCT"),
+        std::pair(dist::ReduceOp::kMin, "MIN"), std::pair(dist::ReduceOp::kMax, "MAX")}) {
+    Tensor x = mine(2);
+    dist::all_reduce(x, op);
+    show(concat("all_reduce ", name), text(mine(2)), text(x));
+  }
+  // Averages are of floating point numbers.
+  Tensor average = mine(2).to(kFloat32);
+  dist::all_reduce(average, dist::ReduceOp::kAvg);
+  show("all_reduce AVG", text(mine(2)), text(average.to(kInt64)));
+
+  std::vector<Tensor> each = room(n, 2);
+  dist::all_gather(each, mine(2));
+  show("all_gather", text(mine(2)), text(each));
+
+  Tensor whole = zeros({2 * n}, kInt64);
+  dist::all_gather_into_tensor(whole, mine(2));
+  show("all_gather_into_tensor", text(mine(2)), text(whole));
+
+  Tensor sum = zeros({1}, kInt64);
+  dist::reduce_scatter(sum, split(mine(n), 1));
+  show("reduce_scatter", text(split(mine(n), 1)), text(sum));
+
+  dist::reduce_scatter_tensor(sum, mine(n));
+  show("reduce_scatter_tensor", text(mine(n)), text(sum));
+
+  each = room(n, 1);
+  dist::all_to_all(each, split(mine(n), 1));
+  show("all_to_all", text(split(mine(n), 1)), text(each));
+
+  // Rank r sends r + 1 numbers to each rank, so it gets 1, 2, ... from ranks 0, 1, ...
+  const int64_t k = dist::rank() + 1;
+  std::vector<int64_t> from(n), to(n, k);
+  for (int64_t r = 0; r < n; ++r) from[r] = r + 1;
+  Tensor all = zeros({n * (n + 1) / 2}, kInt64);
+  dist::all_to_all_single(all, mine(n * k), from, to);
+  show("all_to_all_single", text(mine(n * k)), text(all));
+
+  dist::barrier();
+  show("barrier", "nothing", "nothing");
+}
+
+void one_to_one(int n) {
+  if (n == 1) return show("send, recv", "no other rank", "nothing");
+  const int next = (dist::rank() + 1) % n, previous = (dist::rank() + n - 1) % n;
+  Tensor x = zeros({2}, kInt64);
+  // A send waits for its receiver: in a ring of sends nobody would get to receive.
+  if (dist::rank() % 2 == 0) dist::send(mine(2), next);
+  dist::recv(x, previous);
+  if (dist::rank() % 2 == 1) dist::send(mine(2), next);
+  show("send to the next, recv", text(mine(2)), text(x));
+
+  dist::Work sending = dist::isend(mine(2), previous);
+  dist::Work receiving = dist::irecv(x, next);
+  receiving.wait();
+  sending.wait();
+  show("isend to the previous, irecv", text(mine(2)), text(x));
+}
+
+void asynchronous() {
+  Tensor x = mine(2), y = mine(2);
+  dist::Work first = dist::all_reduce(x, dist::ReduceOp::kSum, {.async = true});
+  dist::Work second = dist::all_reduce(y, dist::ReduceOp::kMax, {.async = true});
+  // Here the program computes, and touches neither x nor y.
+  second.wait();
+  first.wait();
+  const bool done = first.is_completed() && second.is_completed();
+  show("two all_reduce, async", text(mine(2)),
+       text(std::vector<Tensor>{x, y}) + (done ? " completed" : " not completed"));
+}
+
+void subgroup(int n) {
+  std::vector<int> even;
+  for (int r = 0; r < n; r += 2) even.push_back(r);
+  dist::Group group = dist::new_group(even);  // every rank of the job makes this call
+  Tensor x = mine(2);
+  if (group->rank() >= 0) dist::all_reduce(x, dist::ReduceOp::kSum, {.group = group});
+  show("all_reduce of the even ranks", text(mine(2)), text(x));
 }
 
 void run() {
-  const int rank = dist::rank(), ranks = dist::world_size(), last = ranks - 1;
-  const float r = float(rank);
-  // Two numbers that tell whose they are: [10, 11] on rank 1.
-  auto mine = [&] { return tensor<float>({10 * r, 10 * r + 1}); };
-  auto one_a_rank = [&] {
-    std::vector<Tensor> list;
-    for (int i = 0; i < ranks; ++i) list.push_back(tensor<float>({10 * r + float(i)}));
-    return list;
-  };
-
-  Tensor x = mine();
-  dist::broadcast(x, last);
-  print("broadcast from the last rank", text_of(mine()), x);
-
-  for (auto op : {dist::ReduceOp::kSum, dist::ReduceOp::kAvg, dist::ReduceOp::kProduct,
-                  dist::ReduceOp::kMin, dist::ReduceOp::kMax}) {
-    x = mine();
-    dist::all_reduce(x, op);
-    print(std::string("all_reduce ") + dist::name_of(op), text_of(mine()), x);
-  }
-
-  x = mine();
-  dist::reduce(x, 0);
-  print("reduce to rank 0 (the others keep theirs)", text_of(mine()), x);
-
-  std::vector<Tensor> list;
-  for (int i = 0; i < ranks; ++i) list.push_back(zeros({2}));
-  dist::all_gather(list, mine());
-  print("all_gather", text_of(mine()), list);
-
-  Tensor whole = zeros({2 * ranks});
-  dist::all_gather_into_tensor(whole, mine());
-  print("all_gather_into_tensor", text_of(mine()), whole);
-
-  list.clear();
-  if (rank == 0)
-    for (int i = 0; i < ranks; ++i) list.push_back(zeros({2}));
-  dist::gather(list, mine(), 0);
-  print("gather to rank 0", text_of(mine()), list);
-
-  list = rank == 0 ? one_a_rank() : std::vector<Tensor>();
-  x = zeros({1});
-  dist::scatter(x, list, 0);
-  print("scatter from rank 0", text_of(list), x);
-
-  x = zeros({1});
-  dist::reduce_scatter(x, one_a_rank());
-  print("reduce_scatter", text_of(one_a_rank()), x);
-
-  list.clear();
-  for (int i = 0; i < ranks; ++i) list.push_back(zeros({1}));
-  dist::all_to_all(list, one_a_rank());
-  print("all_to_all", text_of(one_a_rank()), list);
-
-  // Rank r sends i + 1 elements to rank i, so it gets r + 1 from each.
-  std::vector<int64_t> to_each, from_each(size_t(ranks), rank + 1);
-  for (int i = 0; i < ranks; ++i) to_each.push_back(i + 1);
-  const Tensor rows = full({ranks * (ranks + 1) / 2}, rank);
-  x = zeros({ranks * (rank + 1)});
-  dist::all_to_all_single(x, rows, from_each, to_each);
-  print("all_to_all_single, unequal splits", text_of(rows), x);
-
-  if (ranks > 1) {
-    x = zeros({2});
-    const int next = (rank + 1) % ranks, before = (rank + last) % ranks;
-    const dist::Work sent = dist::isend(mine(), next);
-    const int source = dist::recv(x, before);
-    sent.wait();
-    print(
-        "isend to the next rank, recv from the one before",
-        "had " + text_of(mine()) + ", has " + text_of(x) + " from rank " + std::to_string(source));
-  }
-
-  // Asynchronous: the tensors may not be touched before wait().
-  Tensor a = mine(), b = mine();
-  const dist::Work first = dist::all_reduce(a, dist::ReduceOp::kSum, {.async = true});
-  const dist::Work second = dist::broadcast(b, 0, {.async = true, .label = "second"});
-  second.wait();
-  first.wait();
-  print("all_reduce and broadcast, asynchronous", text_of({mine(), mine()}),
-        std::vector<Tensor>{a, b});
-
-  // A subgroup. All ranks make it; those in it use it.
-  const dist::Group ends =
-      dist::new_group(ranks > 1 ? std::vector<int>{0, last} : std::vector<int>{0});
-  x = mine();
-  if (ends->rank() >= 0) dist::all_reduce(x, dist::ReduceOp::kSum, {.group = ends});
-  print("all_reduce among the first and the last rank", text_of(mine()), x);
-
-  dist::barrier();
-  if (rank == 0) std::printf("\nbarrier: all %d ranks were here\n", ranks);
+  dist::init_process_group();
+  const int n = dist::world_size();
+  one_to_many(n);
+  many_to_one(n);
+  many_to_many(n);
+  one_to_one(n);
+  asynchronous();
+  subgroup(n);
+  dist::destroy_process_group();
 }
 
 }  // namespace
+}  // namespace examples
 
 int main(int argc, char** argv) {
-  CLI::App app("Each primitive of sherd::dist once.");
-  std::string nproc = "3";
-  app.add_option("--nproc_per_node,--nproc-per-node", nproc,
-                 "ranks to start here: a number, cpu, gpu or auto");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    if (auto code = dist::launch_self(dist::parse_nproc_per_node(nproc), argc, argv)) return *code;
-    dist::init_process_group();
-    run();
-    dist::destroy_process_group();
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 1;
-  }
+  CLI::App app{"Shows what each collective does."};
+  return examples::run_ranks(app, /*nproc_per_node=*/4, argc, argv, examples::run);
 }
