@@ -1,7 +1,5 @@
 #include "examples/support/options.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -148,16 +146,6 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
     *p = from_user(*p);
   if (!o.init_from.empty() && !fs::exists(o.init_from))
     return refuse("there is no file " + o.init_from);
-  // Found out now, not after the training.
-  for (auto& p : {o.save_weights, o.log_jsonl}) {
-    const fs::path parent = fs::path(p).parent_path();
-    if (!p.empty() && (!fs::is_directory(parent) || access(parent.c_str(), W_OK) != 0))
-      return refuse("cannot write " + p + ": its folder is missing or not writable");
-    if (!p.empty() && fs::is_directory(p)) return refuse("cannot write " + p + ": it is a folder");
-  }
-  if (!o.checkpoint_dir.empty() && fs::exists(o.checkpoint_dir) &&
-      !fs::is_directory(o.checkpoint_dir))
-    return refuse("--checkpoint_dir=" + o.checkpoint_dir + " is a file");
   return o;
 }
 
