@@ -1,9 +1,15 @@
 #include "examples/support/options.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <limits>
 
 namespace examples {
 namespace {
@@ -17,6 +23,27 @@ std::string from_user(const std::string& path) {
     if (const char* folder = std::getenv(variable))
       return (fs::path(folder) / path).lexically_normal().string();
   return fs::absolute(path).lexically_normal().string();
+}
+
+// A finite number, 0 <= x < end. (CLI11's own ranges let nan pass.)
+CLI::Validator below(double end = std::numeric_limits<double>::infinity()) {
+  const std::string wanted =
+      std::isinf(end) ? "a number from 0" : "from 0 to below " + CLI::detail::to_string(end);
+  return CLI::Validator(
+      [=](std::string& text) {
+        double x = 0;
+        const bool ok = CLI::detail::lexical_cast(text, x) && x >= 0 && x < end;
+        return ok ? std::string() : text + " is not " + wanted;
+      },
+      "", "");
+}
+
+// Why a file cannot be written at that path; empty: it can.
+std::string why_not_writable(const std::string& path) {
+  const fs::path folder = fs::path(path).parent_path();
+  if (fs::is_directory(path)) return "it is a folder";
+  if (!fs::is_directory(folder)) return "there is no folder " + folder.string();
+  return access(folder.c_str(), W_OK) == 0 ? "" : std::strerror(errno);
 }
 
 }  // namespace
@@ -73,14 +100,12 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   training->add_option("--accumulate", o.accumulate, "micro-batches a step")
       ->check(CLI::PositiveNumber);
   training->add_option("--steps", o.steps)->check(CLI::NonNegativeNumber);
-  training->add_option("--lr", o.lr)->check(CLI::NonNegativeNumber);
-  training->add_option("--min_lr", o.min_lr, "at the end of the cosine")
-      ->check(CLI::NonNegativeNumber);
-  training->add_option("--beta1", o.beta1)->check(CLI::Range(0.0, 1.0));
-  training->add_option("--beta2", o.beta2)->check(CLI::Range(0.0, 1.0));
-  training->add_option("--weight_decay", o.weight_decay)->check(CLI::NonNegativeNumber);
-  training->add_option("--max_norm", o.max_norm, "of gradients; 0: no clipping")
-      ->check(CLI::NonNegativeNumber);
+  training->add_option("--lr", o.lr)->check(below());
+  training->add_option("--min_lr", o.min_lr, "at the end of the cosine")->check(below());
+  training->add_option("--beta1", o.beta1)->check(below(1));
+  training->add_option("--beta2", o.beta2)->check(below(1));
+  training->add_option("--weight_decay", o.weight_decay)->check(below());
+  training->add_option("--max_norm", o.max_norm, "of gradients; 0: no clipping")->check(below());
   training->add_option("--warmup_steps", o.warmup_steps)->check(CLI::NonNegativeNumber);
   training->add_option("--schedule", o.schedule, "cosine or constant")
       ->check(CLI::IsMember({"cosine", "constant"}));
@@ -99,8 +124,7 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   sample->add_option("--prompt", o.prompt);
   sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")
       ->check(CLI::NonNegativeNumber);
-  sample->add_option("--temperature", o.temperature, "0: the likeliest token")
-      ->check(CLI::NonNegativeNumber);
+  sample->add_option("--temperature", o.temperature, "0: the likeliest token")->check(below());
   sample->add_option("--top_k", o.top_k, "0: all tokens")->check(CLI::NonNegativeNumber);
 
   auto* files = group("Files");
@@ -144,8 +168,15 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
     }
   for (auto* p : {&o.checkpoint_dir, &o.init_from, &o.save_weights, &o.log_jsonl})
     *p = from_user(*p);
-  if (!o.init_from.empty() && !fs::exists(o.init_from))
+  if (!o.init_from.empty() && !fs::is_regular_file(o.init_from))
     return refuse("there is no file " + o.init_from);
+  // Now, and not after hours of training.
+  for (auto& [flag, path] :
+       {std::pair{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}})
+    if (const std::string why = path.empty() ? "" : why_not_writable(path); !why.empty())
+      return refuse(std::string("cannot write ") + flag + "=" + path + ": " + why);
+  if (fs::exists(o.checkpoint_dir) && !fs::is_directory(o.checkpoint_dir))
+    return refuse("--checkpoint_dir=" + o.checkpoint_dir + " is not a folder");
   return o;
 }
 

@@ -10,6 +10,21 @@ namespace examples {
 using namespace sherd;
 namespace fs = std::filesystem;
 
+namespace {
+
+std::string in_one_line(const std::string& text) {
+  std::string line;
+  for (const char c : text) {
+    const bool space = c == ' ' || c == '\n';
+    if (!space || !line.ends_with(' ')) line += space ? ' ' : c;
+  }
+  return line;
+}
+
+}  // namespace
+
+UsageError::UsageError(const std::string& text) : Error(in_one_line(text)) {}
+
 std::optional<dist::Checkpoint> open_checkpoints(Options& o) {
   if (o.resume && o.checkpoint_dir.empty()) throw UsageError("--resume needs --checkpoint_dir");
   if (o.checkpoint_dir.empty()) {
@@ -33,9 +48,13 @@ std::optional<dist::Checkpoint> open_checkpoints(Options& o) {
     throw UsageError(
         o.checkpoint_dir +
         " holds checkpoints: go on from them with --resume, or start afresh with --overwrite");
-  return dist::latest_checkpoint(o.checkpoint_dir, [](const std::string& line) {
-    if (dist::rank() == 0) dist::report_to_stderr(line);
-  });
+  try {
+    return dist::latest_checkpoint(o.checkpoint_dir, [](const std::string& line) {
+      if (dist::rank() == 0) dist::report_to_stderr(line);
+    });
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
 }
 
 void save_run(const std::string& folder, int64_t step, RunState& run,

@@ -11,9 +11,9 @@
 
 namespace examples {
 
-// A mistake of the user's: one line, exit code 2.
+// A mistake of the user's: one line (lists are joined), exit code 2.
 struct UsageError : sherd::Error {
-  using Error::Error;
+  explicit UsageError(const std::string& text);
 };
 
 struct RunState {

@@ -46,6 +46,12 @@ Flags small_run(int ranks) {
   return golden_flags("bigmodel_odd", ranks) + Flags{"--accumulate=1", "--steps=20"};
 }
 
+Flags without_data(const Flags& flags) {
+  Flags rest = flags;
+  std::erase_if(rest, [](const std::string& f) { return f.starts_with("--data="); });
+  return rest;
+}
+
 nlohmann::json golden_trace(const std::string& name) {
   return nlohmann::json::parse(dist::read_file(kGoldens + name + "/trace.json"));
 }

@@ -26,6 +26,8 @@ Flags golden_flags(const std::string& name, int ranks);
 // Twenty steps of a few milliseconds, of sizes that nothing divides, with nothing evaluated, sampled
 // or saved.
 Flags small_run(int ranks);
+// The flags but those that say where the data are.
+Flags without_data(const Flags& flags);
 nlohmann::json golden_trace(const std::string& name);
 
 // The command, with a cache folder of the test's own and a thread a rank.

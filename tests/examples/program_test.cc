@@ -1,0 +1,197 @@
+// The main job as a program: its flags, what it writes, and how it is started.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "tests/examples/big_model_run.h"
+
+namespace examples {
+namespace {
+
+using namespace sherd;
+namespace fs = std::filesystem;
+
+class BigModelProgram : public testing::Test {
+ protected:
+  const std::string folder_ = dist::new_folder();
+};
+
+TEST_F(BigModelProgram, Log) {
+  const dist::Result r =
+      big_model(golden_flags("bigmodel_tiny", 2) +
+                Flags{"--steps=6", "--eval_interval=3", "--warmup_steps=2",
+                      concat("--val_data=", kGoldens, "bigmodel_tiny/tokens.bin"),
+                      "--log_jsonl=" + folder_ + "/log"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const auto log = read_log(folder_ + "/log");
+  const nlohmann::json config = log.at(0)["config"];
+  EXPECT_EQ(log[0].size(), 1u);
+  EXPECT_EQ(config["strategy"], "full_shard");
+  EXPECT_EQ(config["world_size"], 2);
+  EXPECT_EQ(config["backend"], "gloo");
+  EXPECT_EQ(config["device"], "cpu");
+  EXPECT_EQ(config["shard_group_size"], 2);
+  EXPECT_EQ(config["precision"], "fp32");
+  EXPECT_EQ(config["backward_prefetch"], "pre");
+  EXPECT_EQ(config["units"], 3);
+  EXPECT_EQ(config["threads"], 1);
+
+  const auto steps = lines_with(log, "loss");
+  ASSERT_EQ(steps.size(), 6u);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const nlohmann::json& s = steps[i];
+    EXPECT_EQ(s["step"], i + 1);
+    EXPECT_GT(s["loss"].get<double>(), 0);
+    EXPECT_GT(s["grad_norm"].get<double>(), 0);
+    EXPECT_FLOAT_EQ(s["lr"].get<float>(), i == 0 ? 0.0015f : 0.003f);
+    EXPECT_GT(s["step_ms"].get<double>(), 0);
+    EXPECT_NEAR(s["tokens_per_s"].get<double>() * s["step_ms"].get<double>() / 1e3, 8 * 16, 1e-6);
+    EXPECT_GT(s["peak_mem_mib"].get<double>(), 0.1);
+    EXPECT_LT(s["peak_mem_mib"].get<double>(), 100);
+    // 3 units: gathered in forward; again in backward, but for the root, which keeps its own.
+    EXPECT_EQ(s["all_gather"]["calls"], 3 + 2 + 1);  // the one of the losses
+    EXPECT_EQ(s["reduce_scatter"]["calls"], 3);
+    EXPECT_EQ(s["all_reduce"]["calls"], 1);  // the norm
+  }
+  const auto validations = lines_with(log, "val_loss");
+  ASSERT_EQ(validations.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(validations[i]["step"], 3 * i);
+    EXPECT_GT(validations[i]["val_loss"].get<double>(), 0);
+    EXPECT_FALSE(validations[i].contains("val_bits_per_byte"));  // of tokens it is not known
+  }
+  EXPECT_LT(validations[2]["val_loss"], validations[0]["val_loss"]);
+  EXPECT_EQ(log.size(), 1 + steps.size() + validations.size());
+}
+
+// A validation loss is the mean over all tokens of all samples, whatever the ranks.
+TEST_F(BigModelProgram, ValidationDoesNotDependOnTheRanks) {
+  std::vector<double> losses;
+  for (int ranks : {1, 2, 4}) {
+    // 23 samples: no number of ranks or batch divides them.
+    const std::string tokens = dist::read_file(concat(kGoldens, "bigmodel_odd/tokens.bin"));
+    std::ofstream(folder_ + "/val.bin") << tokens.substr(0, 2 * (23 * 11 + 1));
+    const dist::Result r =
+        big_model(small_run(ranks) +
+                  Flags{"--steps=1", "--eval_interval=10", "--val_data=" + folder_ + "/val.bin",
+                        concat("--init_from=", kGoldens, "bigmodel_odd/init.safetensors"),
+                        "--log_jsonl=" + folder_ + "/log"});
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    losses.push_back(lines_with(read_log(folder_ + "/log"), "val_loss").at(0)["val_loss"]);
+  }
+  EXPECT_NEAR(losses[1], losses[0], 1e-6 * losses[0]);
+  EXPECT_NEAR(losses[2], losses[0], 1e-6 * losses[0]);
+}
+
+TEST_F(BigModelProgram, TextWithBytes) {
+  std::string text;
+  for (int i = 0; i < 700; ++i) text += concat("line ", i * 7919 % 1000, " of the text\n");
+  std::ofstream(folder_ + "/text.txt") << text;
+  const dist::Result r =
+      big_model(without_data(small_run(2)) +
+                Flags{"--data=" + folder_ + "/text.txt", "--tokenizer=bytes", "--vocab_size=256",
+                      "--steps=20", "--eval_interval=10", "--max_new_tokens=5", "--prompt=line 7",
+                      "--log_jsonl=" + folder_ + "/log"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const auto validations = lines_with(read_log(folder_ + "/log"), "val_loss");
+  ASSERT_EQ(validations.size(), 3u);
+  for (auto& v : validations)  // a token is a byte
+    EXPECT_NEAR(v["val_bits_per_byte"].get<double>(), v["val_loss"].get<double>() / std::log(2.0),
+                1e-3 * v["val_loss"].get<double>());
+  EXPECT_NEAR(validations[0]["val_bits_per_byte"].get<double>(), 8, 1);
+  EXPECT_NE(r.out.find("line 7"), std::string::npos) << r.out;
+}
+
+TEST_F(BigModelProgram, RelativePathsAreTheUsers) {
+  fs::copy(concat(kGoldens, "bigmodel_odd/tokens.bin"), folder_ + "/tokens.bin");
+  fs::copy(concat(kGoldens, "bigmodel_odd/init.safetensors"), folder_ + "/init.safetensors");
+  const dist::Result r =
+      big_model(without_data(small_run(2)) +
+                    Flags{"--steps=4", "--data=tokens.bin", "--val_data=./tokens.bin",
+                          "--init_from=init.safetensors", "--save_weights=out.safetensors",
+                          "--log_jsonl=log", "--checkpoint_dir=some/run", "--save_interval=2"},
+                {.environment = {{"BUILD_WORKING_DIRECTORY", folder_}}});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  for (const char* file : {"out.safetensors", "log", "some/run/step-000004/model.safetensors"})
+    EXPECT_TRUE(fs::exists(folder_ + "/" + file)) << file;
+}
+
+TEST_F(BigModelProgram, BooleanFlags) {
+  auto log = [&](const Flags& flags) {
+    const dist::Result r =
+        big_model(small_run(1) + Flags{"--steps=1", "--log_jsonl=" + folder_ + "/log"} + flags);
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    return read_log(folder_ + "/log").at(0)["config"];
+  };
+  EXPECT_EQ(log({"--causal=false"})["causal"], false);
+  EXPECT_EQ(log({"--causal=false", "--causal"})["causal"], true);
+  EXPECT_EQ(log({"--causal=true"})["causal"], true);
+  EXPECT_EQ(log({})["activation_checkpointing"], false);
+  EXPECT_EQ(log({"--activation_checkpointing"})["activation_checkpointing"], true);
+  EXPECT_EQ(log({"--activation_checkpointing=false"})["activation_checkpointing"], false);
+}
+
+TEST_F(BigModelProgram, Help) {
+  const dist::Result r = big_model({"--help"});
+  EXPECT_EQ(r.exit_code, 0);
+  EXPECT_EQ(r.err, "");
+  for (const char* flag : {"--nproc_per_node",
+                           "--preset",
+                           "--layers",
+                           "--dim",
+                           "--ff_dim",
+                           "--heads",
+                           "--vocab_size",
+                           "--seq_len",
+                           "--causal",
+                           "--batch_size",
+                           "--accumulate",
+                           "--steps",
+                           "--lr",
+                           "--min_lr",
+                           "--beta1",
+                           "--beta2",
+                           "--weight_decay",
+                           "--max_norm",
+                           "--warmup_steps",
+                           "--schedule",
+                           "--strategy",
+                           "--wrap_min_params",
+                           "--precision",
+                           "--activation_checkpointing",
+                           "--data",
+                           "--val_data",
+                           "--tokenizer",
+                           "--prompt",
+                           "--max_new_tokens",
+                           "--temperature",
+                           "--top_k",
+                           "--shuffle",
+                           "--eval_interval",
+                           "--checkpoint_dir",
+                           "--save_interval",
+                           "--resume",
+                           "--overwrite",
+                           "--init_from",
+                           "--save_weights",
+                           "--log_jsonl",
+                           "--seed",
+                           "--threads"})
+    EXPECT_NE(r.out.find(flag), std::string::npos) << flag;
+}
+
+TEST_F(BigModelProgram, NothingIsWrittenUnasked) {
+  const dist::Result r =
+      big_model(small_run(2) + Flags{"--steps=2"},
+                {.environment = {{"HOME", folder_}, {"XDG_CACHE_HOME", folder_}}});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(r.err, "");
+  for (auto& e : fs::recursive_directory_iterator(folder_))
+    EXPECT_FALSE(e.is_regular_file()) << e.path();
+}
+
+}  // namespace
+}  // namespace examples

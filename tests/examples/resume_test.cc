@@ -1,0 +1,202 @@
+// Checkpoints of the main job: a run that was killed goes on from the last whole one and ends in
+// the same bytes as one that was not.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "core/error.h"
+#include "tests/examples/big_model_run.h"
+
+namespace examples {
+namespace {
+
+using namespace sherd;
+namespace fs = std::filesystem;
+
+class Resume : public testing::Test {
+ protected:
+  // Shuffled and accumulated: the order of the data and the moments matter.
+  Flags flags(int ranks, int64_t steps, const Flags& more) const {
+    return small_run(ranks) +
+           Flags{concat("--steps=", steps),
+                 "--shuffle",
+                 "--accumulate=2",
+                 "--save_interval=3",
+                 "--lr=0.01",
+                 "--checkpoint_dir=" + checkpoints(),
+                 "--save_weights=" + folder_ + "/weights",
+                 "--log_jsonl=" + folder_ + "/log"} +
+           more;
+  }
+  std::string checkpoints() const { return folder_ + "/run"; }
+  dist::Result run(const Flags& f) const { return big_model(f); }
+  std::string weights() const { return dist::read_file(folder_ + "/weights"); }
+  std::string newest() const {
+    std::string last;
+    for (auto& e : fs::directory_iterator(checkpoints()))
+      last = std::max(last, e.path().filename().string());
+    return checkpoints() + "/" + last;
+  }
+  int64_t last_step() const {
+    const auto steps = lines_with(read_log(folder_ + "/log"), "loss");
+    return steps.empty() ? 0 : steps.back()["step"].get<int64_t>();
+  }
+  int64_t first_step() const {
+    return lines_with(read_log(folder_ + "/log"), "loss").at(0)["step"].get<int64_t>();
+  }
+
+  // The weights of an uninterrupted run, elsewhere.
+  std::string uninterrupted(int ranks, int64_t steps, const Flags& more) const {
+    const std::string path = dist::new_folder() + "/weights";
+    const dist::Result r =
+        big_model(flags(ranks, steps, more) +
+                  Flags{"--save_interval=0", "--checkpoint_dir=", "--save_weights=" + path});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    return dist::read_file(path);
+  }
+
+  const std::string folder_ = dist::new_folder();
+};
+
+struct Killed {
+  const char* strategy;
+  int ranks;
+};
+class ResumeKilled : public Resume, public testing::WithParamInterface<Killed> {};
+
+// Killed again and again, at whatever moment it is in: between steps, in a save, in the first
+// steps.
+TEST_P(ResumeKilled, EndsInTheSameBytes) {
+  const auto [strategy, ranks] = GetParam();
+  const Flags more{concat("--strategy=", strategy)};
+  const int64_t kSteps = 60;
+  const std::string expected = uninterrupted(ranks, kSteps, more);
+  int64_t reached = 0, kills = 0;
+  for (const int64_t ahead : {1, 4, 3, 7, 2, 5}) {
+    fs::remove(folder_ + "/log");
+    dist::Program program(big_model_command(flags(ranks, kSteps, more + Flags{"--resume"})),
+                          big_model_environment());
+    const int64_t target = std::min(reached + ahead, kSteps - 5);
+    ASSERT_TRUE(dist::soon([&] { return last_step() >= target; }, 40));
+    kill(program.pid(), SIGKILL);  // the kernel then kills the ranks
+    program.wait();
+    reached = last_step();
+    if (reached < kSteps) ++kills;
+    // A rank that still lives could publish one more checkpoint.
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  EXPECT_GE(kills, 3);
+  const dist::Result r = run(flags(ranks, kSteps, more + Flags{"--resume"}));
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(weights() == expected);
+  EXPECT_NE(r.out.find("resumed from " + checkpoints() + "/step-"), std::string::npos) << r.out;
+}
+INSTANTIATE_TEST_SUITE_P(Strategies, ResumeKilled,
+                         testing::Values(Killed{"full_shard", 2}, Killed{"ddp", 2},
+                                         Killed{"shard_grad_op", 4}, Killed{"no_shard", 1}),
+                         [](const auto& p) {
+                           return concat(p.param.strategy, "_", p.param.ranks, "_ranks");
+                         });
+
+TEST_F(Resume, MoreStepsGoOn) {
+  const std::string expected = uninterrupted(2, 11, {});
+  ASSERT_EQ(run(flags(2, 5, {})).exit_code, 0);
+  EXPECT_EQ(fs::path(newest()).filename(), "step-000005");  // the end is saved too
+  const dist::Result r = run(flags(2, 11, {"--resume"}));
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(first_step(), 6);
+  EXPECT_TRUE(weights() == expected);
+  // Nothing is left to do.
+  const dist::Result again = run(flags(2, 11, {"--resume"}));
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_TRUE(weights() == expected);
+}
+
+// At another number of ranks the sums differ in their last bits, no more.
+TEST_F(Resume, AtAnotherNumberOfRanksAndStrategy) {
+  ASSERT_EQ(run(flags(2, 6, {"--strategy=full_shard"})).exit_code, 0);
+  const std::string at_six = weights();
+  for (const char* strategy : {"--strategy=ddp", "--strategy=shard_grad_op"}) {
+    // With no steps more, the very bits of the checkpoint.
+    const dist::Result r = run(flags(4, 6, {"--resume", strategy}));
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_TRUE(weights() == at_six) << strategy;
+  }
+  EXPECT_EQ(run(flags(4, 8, {"--resume", "--strategy=ddp"})).exit_code, 0);
+}
+
+TEST_F(Resume, WithNoneStartsAfreshAndSaysSo) {
+  const std::string expected = uninterrupted(2, 4, {});
+  const dist::Result r = run(flags(2, 4, {"--resume"}));
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("starting afresh"), std::string::npos) << r.out;
+  EXPECT_EQ(first_step(), 1);
+  EXPECT_TRUE(weights() == expected);
+}
+
+TEST_F(Resume, OutranksInitFrom) {
+  const std::string expected = uninterrupted(2, 6, {});
+  ASSERT_EQ(run(flags(2, 3, {})).exit_code, 0);
+  const dist::Result r = run(
+      flags(2, 6, {"--resume", concat("--init_from=", kGoldens, "bigmodel_odd/init.safetensors")}));
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(weights() == expected);
+}
+
+TEST_F(Resume, FolderWithCheckpointsIsRefused) {
+  ASSERT_EQ(run(flags(2, 3, {})).exit_code, 0);
+  const std::string before = weights();
+  const dist::Result r = run(flags(2, 3, {}));
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
+  for (const char* text : {"--resume", "--overwrite"})
+    EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
+  EXPECT_TRUE(fs::exists(checkpoints() + "/step-000003"));
+
+  ASSERT_EQ(run(flags(2, 2, {"--overwrite"})).exit_code, 0);
+  EXPECT_EQ(first_step(), 1);
+  EXPECT_FALSE(fs::exists(checkpoints() + "/step-000003"));
+  EXPECT_TRUE(fs::exists(checkpoints() + "/step-000002"));
+}
+
+TEST_F(Resume, SaveIntervalZeroSavesNothing) {
+  const dist::Result r = run(flags(2, 6, {"--save_interval=0"}));
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_FALSE(fs::exists(checkpoints()));
+  EXPECT_EQ(r.out.find("checkpoint"), std::string::npos) << r.out;
+}
+
+TEST_F(Resume, CutShort) {
+  ASSERT_EQ(run(flags(2, 6, {})).exit_code, 0);
+  const std::string file = checkpoints() + "/step-000006/model.safetensors";
+  fs::resize_file(file, fs::file_size(file) - 1);
+  // The last whole one is taken, and that is said.
+  const dist::Result r = run(flags(2, 6, {"--resume"}));
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("resumed from " + checkpoints() + "/step-000003"), std::string::npos);
+  EXPECT_NE((r.out + r.err).find(file), std::string::npos) << r.err;
+  EXPECT_EQ(first_step(), 4);
+
+  for (const char* step : {"3", "6"})
+    fs::resize_file(checkpoints() + "/step-00000" + step + "/optimizer.safetensors", 100);
+  const dist::Result none = run(flags(2, 6, {"--resume"}));
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_NE(none.err.find(checkpoints()), std::string::npos) << none.err;
+  EXPECT_EQ(dist::count(none.err, "big_model: "), 1) << none.err;
+}
+
+TEST_F(Resume, OfAnotherShape) {
+  ASSERT_EQ(run(flags(2, 3, {})).exit_code, 0);
+  const dist::Result r = run(flags(2, 6, {"--resume", "--dim=32", "--layers=4"}));
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
+  for (const char* text :
+       {"embedding.weight", "[101, 24]", "[101, 32]", "layers.0.ffn.0.weight", "output_head.weight",
+        "layers.3.attention.in_proj_bias", "layers.3.ffn.2.bias"})
+    EXPECT_NE(r.err.find(text), std::string::npos) << text << "\n" << r.err;
+}
+
+}  // namespace
+}  // namespace examples
