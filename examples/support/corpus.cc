@@ -48,7 +48,7 @@ Corpus load_corpus(const Options& o) {
     c = token_files(o);
   } else {
     for (auto& p : o.data)
-      if (p.ends_with(".bin")) fail("--data mixes token files (.bin) and text: give one kind");
+      if (p.ends_with(".bin")) fail("--data mixes token files (", p, ") and text: give one kind");
     const std::string text = o.data.empty() ? data::bible_text() : data::read_text(o.data);
     auto [train, held_out] = data::hold_out(text);
     if (!o.val_data.empty()) train = text, held_out = {};
