@@ -51,8 +51,7 @@ class Resume : public testing::Test {
   std::string uninterrupted(int ranks, int64_t steps, const Flags& more) const {
     const std::string path = dist::new_folder() + "/weights";
     const dist::Result r =
-        big_model(flags(ranks, steps, more) +
-                  Flags{"--save_interval=0", "--save_weights=" + path});
+        big_model(flags(ranks, steps, more) + Flags{"--save_interval=0", "--save_weights=" + path});
     EXPECT_EQ(r.exit_code, 0) << r.err;
     return dist::read_file(path);
   }
