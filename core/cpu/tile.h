@@ -76,9 +76,14 @@ template <int R, class T>
                                              bool accumulate) {
   n = n / kTileColumns * kTileColumns;  // the loops need no remainder
   int64_t i = 0;
-  for (; i + R <= m; i += R)
-    tile_rows<R>(n, depth, a.from_row(i), b, ldb, c + i * ldc, ldc, accumulate);
-  for (; i < m; ++i) tile_rows<1>(n, depth, a.from_row(i), b, ldb, c + i * ldc, ldc, accumulate);
+  auto rows = [&]<int kRows>(std::integral_constant<int, kRows>) {
+    for (; i + kRows <= m; i += kRows)
+      tile_rows<kRows>(n, depth, a.from_row(i), b, ldb, c + i * ldc, ldc, accumulate);
+  };
+  rows(std::integral_constant<int, R>{});
+  if constexpr (R > 4) rows(std::integral_constant<int, 4>{});
+  rows(std::integral_constant<int, 2>{});
+  rows(std::integral_constant<int, 1>{});
 }
 template <class T>
 SHERD_AVX2 void tile_product_avx2(int64_t m, int64_t n, int64_t depth, TileView<T> a, const T* b,
