@@ -11,7 +11,7 @@
 namespace sherd {
 
 Tensor dropout(const Tensor& x, double p, bool training) {
-  if (p < 0 || p > 1) fail("[dropout] p must be in [0, 1], got ", p);
+  if (!(p >= 0 && p <= 1)) fail("[dropout] p must be in [0, 1], got ", p);
   if (!is_float(x.dtype())) fail("[dropout] needs a floating point tensor, not ", x.dtype());
   if (!training || p == 0) return x;
   const Generator::Draw draw = default_generator().next();
@@ -39,19 +39,28 @@ Tensor arange(int64_t end) {
   return t;
 }
 Tensor arange(double start, double end, double step, DType dtype) {
-  if (step == 0 || (end - start) / step < 0)
+  if (!std::isfinite(start) || !std::isfinite(end) || !std::isfinite(step) || step == 0 ||
+      (end - start) / step < 0)
     fail("[arange] step ", step, " does not lead from ", start, " to ", end);
   const int64_t n = int64_t(std::ceil((end - start) / step));
   Tensor t = empty({n}, kFloat64);
   for (int64_t i = 0; i < n; ++i) t.data<double>()[i] = start + double(i) * step;
   return to_raw(t, dtype);
 }
+namespace {
+void check_real(const char* op, DType dtype) {
+  if (!is_float(dtype)) fail("[", op, "] gives floating point numbers, not ", dtype);
+}
+}  // namespace
+
 Tensor rand(const Dims& sizes, DType dtype) {
+  check_real("rand", dtype);
   Tensor t = empty(sizes, dtype);
   if (t.numel()) uniform_kernel(kCPU, dtype)(default_generator().next(), 0, 0.0, 1.0, t);
   return t;
 }
 Tensor randn(const Dims& sizes, DType dtype) {
+  check_real("randn", dtype);
   Tensor t = empty(sizes, dtype);
   if (t.numel()) normal_kernel(kCPU, dtype)(default_generator().next(), 0, 0.0, 1.0, t);
   return t;
