@@ -5,14 +5,17 @@
 //     Tensor x = d.as<Tensor>(test["input"], "input");     // d.leaves["input"] if it wants a
 //     gradient
 #pragma once
+#include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "autograd/ops.h"
-#include "tests/conformance/safetensors.h"
+#include "core/tensor.h"
 
 namespace sherd::test {
 
 using Json = nlohmann::json;
+using Tensors = std::map<std::string, Tensor>;
 
 // The call cannot be made here: an op, keyword or kind of argument that Sherd does not have.
 struct Unsupported : std::runtime_error {
@@ -22,6 +25,12 @@ struct Unsupported : std::runtime_error {
 struct WrongType : Unsupported {
   using Unsupported::Unsupported;
 };
+
+inline DType parse_dtype(const std::string& name) {
+  for (int d = 0; d < kDTypes; ++d)
+    if (name == name_of(DType(d))) return DType(d);
+  throw Unsupported("dtype " + name);
+}
 
 template <class T>
 struct IsVector : std::false_type {};

@@ -1,4 +1,7 @@
 // Runs recorded calls of modules.
+#include <fstream>
+
+#include "core/safetensors.h"
 #include "nn/nn.h"
 #include "tests/conformance/report.h"
 
@@ -197,7 +200,7 @@ const std::map<std::string, Runner>& runners() {
 }  // namespace
 
 void run_modules(const std::string& folder, Report& report) {
-  const Tensors buffers = read_safetensors(folder + "/tensors.safetensors");
+  const Tensors buffers = load_safetensors(folder + "/tensors.safetensors");
   std::ifstream lines(folder + "/cases.jsonl");
   if (!lines) fail("[conformance] ", folder, " holds no cases.jsonl");
   for (std::string line; std::getline(lines, line);) {

@@ -1,10 +1,13 @@
 // Runs recorded calls of ops.
+#include <fstream>
+
+#include "core/safetensors.h"
 #include "tests/conformance/bind.h"
 
 namespace sherd::test {
 
 void run_ops(const std::string& folder, Report& report) {
-  const Tensors buffers = read_safetensors(folder + "/tensors.safetensors");
+  const Tensors buffers = load_safetensors(folder + "/tensors.safetensors");
   std::ifstream lines(folder + "/cases.jsonl");
   if (!lines) fail("[conformance] ", folder, " holds no cases.jsonl");
   for (std::string line; std::getline(lines, line);) {

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "autograd/engine.h"
+#include "core/safetensors.h"
 #include "nn/nn.h"
-#include "tests/conformance/safetensors.h"
 
 namespace sherd {
 namespace {
@@ -161,8 +161,7 @@ void run(const std::string& name, DType dtype, const Limits& limits) {
   Model model(c);
   model.to(dtype);
   nn::StateDict init;
-  for (auto& [key, value] : test::read_safetensors(folder + "init.safetensors"))
-    init.set(key, value);
+  for (auto& [key, value] : load_safetensors(folder + "init.safetensors")) init.set(key, value);
   model.load_state_dict(init);
   AdamW optimizer(c["lr"], c["weight_decay"]);
   int64_t sample = 0;
@@ -194,7 +193,7 @@ void run(const std::string& name, DType dtype, const Limits& limits) {
     ASSERT_NEAR(norm, want_norm, limits.norm * want_norm) << name << ", step " << step["step"];
     optimizer.step(parameters, std::min(1.0, max_norm / (norm + 1e-6)));
   }
-  for (auto& [key, want] : test::read_safetensors(folder + "final.safetensors")) {
+  for (auto& [key, want] : load_safetensors(folder + "final.safetensors")) {
     const Tensor got = contiguous_raw(to_raw(model.state_dict().at(key), kFloat64));
     const Tensor w = to_raw(want, kFloat64);
     const bool packed_bias = key.ends_with("in_proj_bias") || key.ends_with("qkv.bias");
