@@ -10,7 +10,8 @@
 //     if (pair->rank() >= 0) dist::broadcast(x, 0, {.group = pair});
 //     dist::destroy_process_group();
 //
-// All of it belongs to the current Context: ranks may be threads of one process.
+// All of it belongs to the current Context: ranks may be threads of one process. Groups end with
+// their Context.
 #pragma once
 #include <map>
 #include <memory>

@@ -16,21 +16,25 @@ int64_t total_numel(const Exchange::Parts& parts) {
   return n;
 }
 
-}  // namespace
+// Bytes of a part in a message: the next one is aligned for any dtype.
+int64_t padded(const Exchange::Part& p) { return (p.bytes() + 15) / 16 * 16; }
 
-int64_t total_bytes(const Exchange::Parts& parts) {
+int64_t padded(const Exchange::Parts& parts) {
   int64_t n = 0;
-  for (const auto& p : parts) n += p.bytes();
+  for (const auto& p : parts) n += padded(p);
   return n;
 }
 
+}  // namespace
+
 struct Exchange::Message {
-  static constexpr int64_t kCapacity = sizeof(CollectiveTag) + kEagerBytes;
+  static constexpr int64_t kDataAt = (sizeof(CollectiveTag) + 63) / 64 * 64;
+  static constexpr int64_t kCapacity = kDataAt + kEagerBytes;
 
   explicit Message(Mesh& mesh)
       : storage(make_ref<Storage>(kCapacity, kCPU)),
         buffer(mesh.buffer(storage->data(), kCapacity)) {}
-  char* data() const { return storage->data() + sizeof(CollectiveTag); }
+  char* data() const { return storage->data() + kDataAt; }
 
   Ref<Storage> storage;
   std::unique_ptr<Mesh::Buffer> buffer;
@@ -72,10 +76,10 @@ bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>&
     tag.from_peer = expected(p);
     std::memcpy(peer.out->storage->data(), &tag, sizeof tag);
     char* end = peer.out->data();
-    if (total_bytes(parts) <= kEagerBytes) {
+    if (padded(parts) <= kEagerBytes) {
       for (const Part& part : parts) {
         if (part.numel) std::memcpy(end, part.data, part.bytes());
-        end += part.bytes();
+        end += padded(part);
       }
     }
     peer.out->buffer->send(p, kTagChannel, 0, end - peer.out->storage->data());
@@ -122,7 +126,7 @@ void Exchange::send_parts(int peer, const Parts& parts, int64_t chunk) {
 
 void Exchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
   const bool greeting = greet(out, [&](int p) { return in.empty() ? 0 : total_numel(in[p]); });
-  auto eager = [&](const Parts& parts) { return greeting && total_bytes(parts) <= kEagerBytes; };
+  auto eager = [&](const Parts& parts) { return greeting && padded(parts) <= kEagerBytes; };
   for (int i = 1; i < size_ && !out.empty(); ++i) {
     const int p = (rank_ + i) % size_;
     if (!eager(out[p])) send_parts(p, out[p], INT64_MAX);
@@ -136,7 +140,7 @@ void Exchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
       if (part.numel == 0) continue;
       if (eager(in[p])) {
         std::memcpy(part.data, from, part.bytes());
-        from += part.bytes();
+        from += padded(part);
       } else {
         receives_.push_back({mesh_->buffer(part.data, part.bytes()), part.data, part.bytes(), 1});
         receives_.back().buffer->recv(p, kDataChannel, 0, part.bytes());
@@ -154,7 +158,7 @@ int64_t Exchange::chunk_bytes() const {
 
 void Exchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) {
   const bool greeting = greet(out, [&](int) { return total_numel(to); });
-  auto eager = [&](const Parts& parts) { return greeting && total_bytes(parts) <= kEagerBytes; };
+  auto eager = [&](const Parts& parts) { return greeting && padded(parts) <= kEagerBytes; };
   for (int i = 1; i < size_ && !out.empty(); ++i) {
     const int p = (rank_ + i) % size_;
     if (!eager(out[p])) send_parts(p, out[p], chunk_bytes());
@@ -166,7 +170,7 @@ void Exchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts& t
   } else {
     std::vector<const char*> inputs(size_);
     int64_t at = 0;
-    for (size_t i = 0; i < to.size(); at += to[i++].bytes()) {
+    for (size_t i = 0; i < to.size(); at += padded(to[i++])) {
       for (int p = 0; p < size_; ++p)
         inputs[p] = p == rank_ ? mine[i].data : peers_[p].in[peers_[p].next_in]->data() + at;
       tree_reduce(op, to[i].dtype, inputs, to[i].data, to[i].numel);

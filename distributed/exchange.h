@@ -117,6 +117,4 @@ class Exchange {
   std::vector<Ref<Storage>> held_;
 };
 
-int64_t total_bytes(const Exchange::Parts& parts);
-
 }  // namespace sherd::dist

@@ -126,6 +126,10 @@ std::vector<int> MeshProcessGroup::star(int root) const {
   return {root};
 }
 
+void MeshProcessGroup::check_member(const char* op) const {
+  if (rank_ < 0) fail("[", op, "] this rank is not in group '", name_, "'");
+}
+
 void MeshProcessGroup::check_root(const char* op, int root) const {
   if (root < 0 || root >= size())
     fail("[", op, "] root ", root, " is no rank of group '", name_, "', which has ranks 0 to ",
@@ -133,6 +137,7 @@ void MeshProcessGroup::check_root(const char* op, int root) const {
 }
 
 Work MeshProcessGroup::broadcast(const Tensor& x, int root, Options options) {
+  check_member("broadcast");
   check_tensor("broadcast", "tensor", x);
   check_root("broadcast", root);
   if (rank_ != root) x.bump_version();
@@ -165,6 +170,7 @@ Work MeshProcessGroup::broadcast(const Tensor& x, int root, Options options) {
 }
 
 Work MeshProcessGroup::all_reduce(const Tensor& x, ReduceOp op, Options options) {
+  check_member("all_reduce");
   check_tensor("all_reduce", "tensor", x);
   check_op("all_reduce", op, x.dtype());
   x.bump_version();
@@ -189,6 +195,7 @@ Work MeshProcessGroup::all_reduce(const Tensor& x, ReduceOp op, Options options)
 }
 
 Work MeshProcessGroup::reduce(const Tensor& x, int root, ReduceOp op, Options options) {
+  check_member("reduce");
   check_tensor("reduce", "tensor", x);
   check_root("reduce", root);
   check_op("reduce", op, x.dtype());
@@ -210,6 +217,7 @@ Work MeshProcessGroup::reduce(const Tensor& x, int root, ReduceOp op, Options op
 
 Work MeshProcessGroup::all_gather(const std::vector<Tensor>& outputs, const Tensor& input,
                                   Options options) {
+  check_member("all_gather");
   check_tensor("all_gather", "input", input);
   check_list("all_gather", "outputs", outputs, size(), input.dtype());
   if (outputs[rank_].numel() != input.numel())
@@ -233,6 +241,7 @@ Work MeshProcessGroup::all_gather(const std::vector<Tensor>& outputs, const Tens
 
 Work MeshProcessGroup::gather(const std::vector<Tensor>& outputs, const Tensor& input, int root,
                               Options options) {
+  check_member("gather");
   check_tensor("gather", "input", input);
   check_root("gather", root);
   if (rank_ != root && !outputs.empty())
@@ -266,6 +275,7 @@ Work MeshProcessGroup::gather(const std::vector<Tensor>& outputs, const Tensor& 
 
 Work MeshProcessGroup::scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
                                Options options) {
+  check_member("scatter");
   check_tensor("scatter", "output", output);
   check_root("scatter", root);
   if (rank_ != root && !inputs.empty())
@@ -295,6 +305,7 @@ Work MeshProcessGroup::scatter(const Tensor& output, const std::vector<Tensor>& 
 
 Work MeshProcessGroup::reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs,
                                       ReduceOp op, Options options) {
+  check_member("reduce_scatter");
   check_tensor("reduce_scatter", "output", output);
   check_list("reduce_scatter", "inputs", inputs, size(), output.dtype());
   check_op("reduce_scatter", op, output.dtype());
@@ -315,6 +326,7 @@ Work MeshProcessGroup::reduce_scatter(const Tensor& output, const std::vector<Te
 
 Work MeshProcessGroup::all_to_all(const std::vector<Tensor>& outputs,
                                   const std::vector<Tensor>& inputs, Options options) {
+  check_member("all_to_all");
   if (inputs.empty()) fail("[all_to_all] got no inputs, should be ", size(), ": one a rank");
   check_tensor("all_to_all", "inputs[0]", inputs[0]);
   check_list("all_to_all", "inputs", inputs, size(), inputs[0].dtype());
@@ -339,12 +351,14 @@ Work MeshProcessGroup::all_to_all(const std::vector<Tensor>& outputs,
 }
 
 Work MeshProcessGroup::barrier(Options options) {
+  check_member("barrier");
   const auto tag = make_tag(CollectiveKind::kBarrier, {}, true, options.label);
   return issue(tag, everyone(), options, [](Exchange& exchange) { exchange.transfer({}, {}); });
 }
 
 Work MeshProcessGroup::all_gather_pieces(const std::vector<Tensor>& full,
                                          const std::vector<Tensor>& pieces, Options options) {
+  check_member("all_gather_pieces");
   check_pieces("all_gather_pieces", full, pieces, size());
   const auto tag = make_tag(CollectiveKind::kAllGather, pieces, true, options.label);
   return issue(paying(tag, bytes_of(full)), everyone(), options, [=, this](Exchange& exchange) {
@@ -364,6 +378,7 @@ Work MeshProcessGroup::all_gather_pieces(const std::vector<Tensor>& full,
 Work MeshProcessGroup::reduce_scatter_pieces(const std::vector<Tensor>& pieces,
                                              const std::vector<Tensor>& full, ReduceOp op,
                                              Options options) {
+  check_member("reduce_scatter_pieces");
   check_pieces("reduce_scatter_pieces", full, pieces, size());
   for (const auto& x : full) check_op("reduce_scatter_pieces", op, x.dtype());
   const auto tag = make_tag(CollectiveKind::kReduceScatter, pieces, true, options.label);

@@ -31,7 +31,7 @@ MeshProcessGroup::MeshProcessGroup(Init init)
           try {
             std::rethrow_exception(cause);
           } catch (const ConnectionLost&) {
-            return record_.of_lost({last_sequence(), true, doing}, {});
+            return record_.of_lost({last_sequence(), true, doing}, mesh_->lost_peers());
           } catch (const std::exception& e) {
             return record_.of_text(
                 concat("group '", name_, "': rank ", ranks_[rank_], " in ", doing, ": ", e.what()));
@@ -73,7 +73,6 @@ TimePoint MeshProcessGroup::deadline(Options options) const {
 }
 
 void MeshProcessGroup::check_alive(const char* op) const {
-  if (rank_ < 0) fail("[", op, "] this rank is not in group '", name_, "'");
   if (failed_) fail("[", op, "] the group failed before. ", failure_);
   if (leaving_) fail("[", op, "] group '", name_, "' was destroyed: make a new one");
 }
@@ -107,7 +106,7 @@ bool MeshProcessGroup::next(Operation& operation) {
     {
       std::unique_lock lock(mutex_);
       const bool woken =
-          changed_.wait_for(lock, kLook, [&] { return closed_ || leaving_ || !queue_.empty(); });
+          changed_.wait_for(lock, kLook, [&] { return closed_ || drained_ || !queue_.empty(); });
       if (!queue_.empty()) {
         operation = std::move(queue_.front());
         queue_.pop_front();
@@ -132,7 +131,7 @@ void MeshProcessGroup::progress() {
   }
   for (Operation operation; next(operation);) run(operation);
   std::unique_lock lock(mutex_);
-  if (failed_ || !leaving_) return;
+  if (failed_ || !drained_) return;
   lock.unlock();
   exchange_.say_goodbye(sequence_, Clock::now() + kFarewell);
   mesh_->close();
@@ -165,6 +164,7 @@ void MeshProcessGroup::run(Operation& operation) {
   } catch (...) {
     if (!error) error = std::current_exception();
   }
+  operation.options = {};
   operation.done.set_error(error);
 }
 
@@ -211,6 +211,8 @@ std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds tim
   } catch (const std::exception& e) {
     return record_.of_text(
         concat("group '", name_, "': ", me, " failed in ", here.doing, ": ", e.what()));
+  } catch (...) {
+    return record_.of_text(concat("group '", name_, "': ", me, " failed in ", here.doing));
   }
 }
 
@@ -243,6 +245,7 @@ void MeshProcessGroup::look_around() {
 }
 
 PointToPoint& MeshProcessGroup::point_to_point(const char* op, const Tensor& tensor, int peer) {
+  check_member(op);
   if (!tensor.defined()) fail("[", op, "] the tensor is undefined");
   if (!tensor.device().is_cpu())
     fail("[", op, "] the tensor is on ", tensor.device(),
@@ -273,6 +276,10 @@ void MeshProcessGroup::leave() {
     leaving_ = true;
   }
   if (point_to_point_) point_to_point_->finish();
+  {
+    std::lock_guard lock(mutex_);
+    drained_ = true;
+  }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
 }

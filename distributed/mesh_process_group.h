@@ -78,6 +78,7 @@ class MeshProcessGroup : public ProcessGroup {
   uint64_t last_sequence() const;
   std::vector<int> everyone() const;
   std::vector<int> star(int root) const;  // partners where all data come from or go to the root
+  void check_member(const char* op) const;
   void check_root(const char* op, int root) const;
   void check_alive(const char* op) const;  // mutex_ held
 
@@ -93,7 +94,9 @@ class MeshProcessGroup : public ProcessGroup {
   std::deque<Operation> queue_;
   uint64_t sequence_ = 0;
   CollectiveCounts counts_;
-  bool leaving_ = false, closed_ = false;
+  bool leaving_ = false;  // no more calls are taken
+  bool drained_ = false;  // and no transfer is under way: once the queue is empty, the group ends
+  bool closed_ = false;   // destroyed
   std::exception_ptr failed_;  // the first cause; none while all is well
   std::string failure_;        // its text
   CollectiveTag last_;         // of the latest that ran

@@ -455,6 +455,9 @@ TEST(Collectives, OnePairOfDtypesAndGroupsAtOnce) {
       EXPECT_EQ(x.data<float>()[1], 5);
     } else {
       EXPECT_THROW(barrier({.group = one}), Error);
+      EXPECT_THROW(one->barrier(), Error);
+      EXPECT_THROW(one->all_gather({zeros({1})}, zeros({1})), Error);
+      EXPECT_THROW(one->send(zeros({1}), 0), Error);
     }
     destroy_process_group(turned);
     EXPECT_THROW(turned->barrier(), Error);
