@@ -4,7 +4,8 @@
     tools/golden_run.py bazel-bin/examples/big_model bigmodel_tiny RANKS STRATEGY [more flags of big_model]
 
 Prints the largest differences; exit code 1 if one is outside of its tolerance: losses 2e-5 and gradient norms 2e-4 relative,
-final weights 2e-4 absolute, the key part of in_proj_bias 5e-3 (see tests/goldens/README.md). Needs no packages.
+final weights 2e-4 absolute, the key part of in_proj_bias 5e-3 (see tests/goldens/README.md); with --precision=bf16 the loss
+alone counts, within 3%. Needs no packages.
 """
 import array
 import json
@@ -58,6 +59,8 @@ def main(binary, case, ranks, strategy, *extra):
             k = "key_bias" if key else "weights"
             worst[k] = max(worst[k], abs(x - y))
     limits = dict(loss=2e-5, grad_norm=2e-4, weights=2e-4, key_bias=5e-3)
+    if "--precision=bf16" in extra:
+        limits = dict(loss=0.03)
     print(case, ranks, strategy, *extra, " ".join("{} {:.1e}".format(k, v) for k, v in worst.items()))
     sys.exit(any(worst[k] > limits[k] for k in limits))
 
