@@ -70,7 +70,8 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
 
   auto* run = group("How it runs");
   run->add_option("--nproc_per_node", o.nproc_per_node,
-                  "ranks on this machine: a number, auto or cpu (default 2)");
+                  "ranks on this machine: a number, auto or cpu (default 2)")
+      ->check([](const std::string& n) { return n.empty() ? "--nproc_per_node is empty" : ""; });
   run->add_option("--threads", o.threads, "threads a rank")->check(CLI::PositiveNumber);
   run->add_option("--seed", o.seed, "of weights, order and dropout")->check(CLI::NonNegativeNumber);
   run->add_option("--strategy", o.strategy, "full_shard, shard_grad_op, no_shard or ddp")
@@ -138,8 +139,18 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                     "write the weights here at the end (.safetensors)");
   files->add_option("--log_jsonl", o.log_jsonl, "one JSON object a step");
 
+  // CLI11 takes the argument after "--prompt=" for its value; so it gets an empty one.
+  std::vector<std::string> reversed;
+  for (int i = argc - 1; i >= 1; --i) {
+    std::string a = argv[i];
+    if (a.starts_with("--") && a.ends_with('=')) {
+      reversed.push_back("");
+      a.pop_back();
+    }
+    reversed.push_back(a);
+  }
   try {
-    app.parse(argc, argv);
+    app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
     exit_code = 0;

@@ -134,6 +134,14 @@ TEST_F(BigModelProgram, BooleanFlags) {
   EXPECT_EQ(log({"--activation_checkpointing=false"})["activation_checkpointing"], false);
 }
 
+TEST_F(BigModelProgram, AnEmptyValueIsAValue) {
+  const dist::Result r = big_model(
+      small_run(1) +
+      Flags{"--steps=1", "--prompt=", "--checkpoint_dir=", "--log_jsonl=" + folder_ + "/log"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(lines_with(read_log(folder_ + "/log"), "loss").size(), 1u);
+}
+
 TEST_F(BigModelProgram, Help) {
   const dist::Result r = big_model({"--help"});
   EXPECT_EQ(r.exit_code, 0);

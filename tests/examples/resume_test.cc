@@ -51,9 +51,12 @@ class Resume : public testing::Test {
   std::string uninterrupted(int ranks, int64_t steps, const Flags& more) const {
     const std::string path = dist::new_folder() + "/weights";
     const dist::Result r =
-        big_model(flags(ranks, steps, more) + Flags{"--save_interval=0", "--save_weights=" + path});
+        big_model(flags(ranks, steps, more) +
+                  Flags{"--save_interval=0", "--checkpoint_dir=", "--save_weights=" + path});
     EXPECT_EQ(r.exit_code, 0) << r.err;
-    return dist::read_file(path);
+    const std::string bytes = dist::read_file(path);
+    EXPECT_GT(bytes.size(), 1000u);
+    return bytes;
   }
 
   const std::string folder_ = dist::new_folder();
@@ -78,7 +81,7 @@ TEST_P(ResumeKilled, EndsInTheSameBytes) {
     dist::Program program(big_model_command(flags(ranks, kSteps, more + Flags{"--resume"})),
                           big_model_environment());
     const int64_t target = std::min(reached + ahead, kSteps - 5);
-    ASSERT_TRUE(dist::soon([&] { return last_step() >= target; }, 40));
+    ASSERT_TRUE(dist::soon([&] { return last_step() >= target; }, 40)) << program.out();
     kill(program.pid(), SIGKILL);  // the kernel then kills the ranks
     program.wait();
     reached = last_step();
