@@ -81,7 +81,8 @@ class FsdpModule {
   };
   std::vector<Part> parts() const;
 
-  void unshard();  // gathers all units now, until the next release
+  // Gathers all units: their modules show full parameters until the next release, to be read.
+  void unshard();
   void reshard();
   FsdpStats stats() const { return runtime()->stats(); }
   void reset_stats() { runtime()->reset_stats(); }

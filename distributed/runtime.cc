@@ -333,6 +333,7 @@ void Runtime::set_sync(bool on) {
 void Runtime::unshard(int unit) {
   require_idle("unshard");
   carry_out(schedule_->unshard(unit));
+  units_[unit]->show();
 }
 void Runtime::reshard(int unit) {
   require_idle("reshard");

@@ -48,7 +48,7 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
 
   bool syncs() const { return sync_; }
   void set_sync(bool on);
-  void unshard(int unit);
+  void unshard(int unit);  // returns when the module shows the full parameters
   void reshard(int unit);
   int index_of(const Unit& unit) const;
 

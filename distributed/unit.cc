@@ -36,6 +36,12 @@ class UnitShardInfo : public nn::ShardInfo {
   OwnedPart part_;
 };
 
+void refuse_conversion(const Unit::Entry& e, DType now, DType expected) {
+  if (now != expected)
+    fail("[fsdp] parameter ", e.name, " was converted from ", expected, " to ", now,
+         " after wrapping: convert the model before it is wrapped, or use mixed_precision");
+}
+
 }  // namespace
 
 Unit::Unit(nn::Module& module, std::string name, const std::vector<nn::Slot*>& slots,
@@ -136,8 +142,7 @@ void Unit::cut(FlatGroup& g, Entry& e, uint64_t seed) {
              whole.as_strided_raw({e.owned.numel()}, {1}, whole.storage_offset() + e.owned.lo));
   }
   const bool keeps_shape = size_of_group(options_.shard) == 1;
-  e.local.set_data(keeps_shape ? over_storage(g.piece.storage(), e.shape, g.master, e.owned.at)
-                               : part);
+  e.local.set_data(over_storage(g.piece.storage(), local_shape(e), g.master, e.owned.at));
   e.local.set_grad({});
   e.local.impl()->placeholder = !keeps_shape || !g.whole;
   autograd::make_meta(e.local).name = e.name;
@@ -298,39 +303,45 @@ void Unit::check_slots() {
     for (auto& e : g.entries) {
       const Tensor& shown = shown_ ? e.full : e.local;
       for (nn::Slot* s : e.slots) {
-        const bool replaced = !s->tensor.is_same(shown);
-        const Tensor& buffer = shown_ ? g.full : g.piece;
-        const bool moved = s->tensor.storage().get() != buffer.storage().get();
-        if (!replaced && !moved) continue;
-        const Tensor now = contiguous_raw(s->tensor);
-        if (!replaced && now.dtype() != buffer.dtype())
-          fail("[fsdp] parameter ", e.name, " was converted from ", buffer.dtype(), " to ",
-               now.dtype(),
-               " after wrapping: convert the model before it is wrapped, or use mixed_precision");
-        NoGrad off;
-        const Dims local_shape =
-            size_of_group(options_.shard) == 1 ? e.shape : Dims{e.owned.numel()};
-        Tensor part = over_storage(g.piece.storage(), {e.owned.numel()}, g.master, e.owned.at);
-        if (now.sizes() == local_shape)
-          copy_raw(part, now.as_strided_raw({e.owned.numel()}, {1}, now.storage_offset()));
-        else if (now.sizes() == e.shape)
-          copy_raw(part,
-                   now.as_strided_raw({e.owned.numel()}, {1}, now.storage_offset() + e.owned.lo));
-        else
-          fail("[fsdp] parameter ", e.name, " was replaced by a tensor of shape ", now.sizes(),
-               ": expected its full shape ", e.shape, ", or this rank's part ", local_shape);
-        if (moved && !replaced && shown_ && !g.whole) {
-          const int64_t offset = g.layout->entries()[size_t(e.place.second)].offset;
-          e.full.set_data(over_storage(g.full.storage(), e.shape, g.compute, offset));
-          by_full_[e.full.family().get()] = e.place;
-          e.shown_version = e.full.version();
-        } else if (moved && !replaced) {
-          e.local.set_data(over_storage(g.piece.storage(), local_shape, g.master, e.owned.at));
-        }
-        e.local.bump_version();
+        if (s->tensor.is_same(shown)) continue;
+        take_over(g, e, s->tensor);
         s->tensor = shown;
       }
+      if (e.local.storage().get() != g.piece.storage().get()) {
+        refuse_conversion(e, e.local.dtype(), g.master);
+        take_over(g, e, e.local);
+        e.local.set_data(over_storage(g.piece.storage(), local_shape(e), g.master, e.owned.at));
+      }
+      if (!g.whole && e.full.storage().get() != g.full.storage().get()) {
+        refuse_conversion(e, e.full.dtype(), g.compute);
+        take_over(g, e, e.full);
+        const int64_t offset = g.layout->entries()[size_t(e.place.second)].offset;
+        by_full_.erase(e.full.family().get());
+        e.full.set_data(over_storage(g.full.storage(), e.shape, g.compute, offset));
+        by_full_[e.full.family().get()] = e.place;
+        e.shown_version = e.full.version();
+      }
     }
+}
+
+Dims Unit::local_shape(const Entry& e) const {
+  return size_of_group(options_.shard) == 1 ? e.shape : Dims{e.owned.numel()};
+}
+
+// Copies the user's values, whole or of this rank's part, into the piece.
+void Unit::take_over(FlatGroup& g, Entry& e, const Tensor& values) {
+  const Tensor now = contiguous_raw(values);
+  int64_t offset = now.storage_offset();
+  if (now.sizes() != local_shape(e)) {
+    if (now.sizes() != e.shape)
+      fail("[fsdp] parameter ", e.name, " was replaced by a tensor of shape ", now.sizes(),
+           ": expected its full shape ", e.shape, ", or this rank's part ", local_shape(e));
+    offset += e.owned.lo;
+  }
+  NoGrad off;
+  copy_raw(over_storage(g.piece.storage(), {e.owned.numel()}, g.master, e.owned.at),
+           now.as_strided_raw({e.owned.numel()}, {1}, offset));
+  e.local.bump_version();
 }
 
 Tensor Unit::collect(const Entry& e, const Tensor& local, int root) const {

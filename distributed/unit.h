@@ -100,6 +100,8 @@ class Unit {
  private:
   void cut(FlatGroup& g, Entry& e, uint64_t seed);
   void attach(FlatGroup& g);
+  void take_over(FlatGroup& g, Entry& e, const Tensor& values);
+  Dims local_shape(const Entry& e) const;  // of e.local
   uint32_t piece_version() const;
 
   nn::Module* module_;
