@@ -3,6 +3,7 @@
 #include "autograd/pointwise.h"
 
 namespace sherd {
+using autograd::Needs, autograd::record;
 
 Tensor add(const Tensor& a, const Tensor& b, double alpha) {
   return alpha == 1 ? call(Add{}, a, b) : call(AddScaled{alpha}, a, b);

@@ -7,6 +7,7 @@
 #include "autograd/record.h"
 
 namespace sherd {
+using autograd::kOutput, autograd::Needs, autograd::record, autograd::Saved;
 namespace {
 
 double scale_of(const Tensor& q, const AttentionArguments& a) {

@@ -5,6 +5,7 @@
 #include "autograd/record.h"
 
 namespace sherd {
+using autograd::Needs, autograd::record, autograd::Saved;
 namespace {
 
 void check(const Tensor& logits, const Tensor& targets, const CrossEntropyArguments& a) {

@@ -4,6 +4,7 @@
 #include "autograd/record.h"
 
 namespace sherd {
+using autograd::Needs, autograd::record, autograd::Saved;
 
 namespace {
 

@@ -94,6 +94,18 @@ class Run {
 
 thread_local Run* current_run = nullptr;
 
+// Each may replace the gradient by one of the same shape and dtype.
+void run_hooks(const std::vector<TensorHook>& hooks, const char* of, Tensor& g) {
+  for (auto& hook : hooks) {
+    Tensor r = hook(g);
+    if (!r.defined()) continue;
+    if (r.sizes() != g.sizes() || r.dtype() != g.dtype())
+      fail("[backward] a hook on ", of, " returned a gradient ", r.sizes(), " ", r.dtype(),
+           " for one of ", g.sizes(), " ", g.dtype(), ": it must keep shape and dtype");
+    g = std::move(r);
+  }
+}
+
 Run::Run(Run* outer, const std::vector<Tensor>& roots, std::span<const Tensor> gradients,
          const std::vector<Tensor>& inputs, bool accumulate, bool retain, bool create_graph)
     : captured(inputs.size()),
@@ -307,8 +319,7 @@ void Run::count_down(AutogradMeta& m) {
   if (s.sum.defined()) {
     Tensor g = std::move(s.sum);
     s.sum = {};
-    for (auto& hook : m.hooks)
-      if (Tensor r = hook(g); r.defined()) g = r;
+    run_hooks(m.hooks, m.name.empty() ? "a leaf" : m.name.c_str(), g);
     add_to_leaf(m, std::move(g));
   }
   if (m.sink) m.sink->complete(m);
@@ -334,9 +345,7 @@ void Run::run_task(Task& task) {
   std::vector<Tensor> g = std::move(task.gradients);
   if (const Node::Hooks* h = n.hooks_or_null()) {
     for (int k = 0; k < n.outputs(); ++k)
-      if (g[k].defined())
-        for (auto& hook : h->output_hooks[k])
-          if (Tensor r = hook(g[k]); r.defined()) g[k] = r;
+      if (g[k].defined()) run_hooks(h->output_hooks[k], n.op(), g[k]);
     if (task.needed)
       for (auto& hook : h->before) hook(g);
   }
@@ -426,7 +435,6 @@ void Run::execute() {
 }  // namespace
 
 Node* running_node() { return current_run ? current_run->node : nullptr; }
-bool in_backward() { return current_run != nullptr; }
 
 GradSink::Destination gradient_destination(int i, DType dtype) {
   return current_run ? current_run->destination(i, dtype) : GradSink::Destination{};

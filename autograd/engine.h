@@ -54,7 +54,6 @@ class BackwardObserver {
 void add_observer(BackwardObserver* observer);  // to the current context
 void remove_observer(BackwardObserver* observer);
 
-bool in_backward();  // on this thread
 // Runs `roots` as a nested backward of the running one (checkpoint's recomputation); returns the
 // inputs' gradients.
 std::vector<Tensor> nested_backward(const std::vector<Tensor>& roots,

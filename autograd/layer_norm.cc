@@ -5,6 +5,7 @@
 #include "autograd/record.h"
 
 namespace sherd {
+using autograd::Needs, autograd::record, autograd::Saved;
 
 Tensor layer_norm_composed(const Tensor& x, const Dims& shape, const Tensor& weight,
                            const Tensor& bias, double eps) {

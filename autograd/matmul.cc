@@ -5,6 +5,7 @@
 #include "core/gemm.h"
 
 namespace sherd {
+using autograd::Needs, autograd::record, autograd::Saved;
 namespace {
 
 // The gradient for input i: made by `write(to, accumulate)`, straight into a sink's buffer where it

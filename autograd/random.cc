@@ -9,6 +9,7 @@
 #include "core/philox.h"
 
 namespace sherd {
+using autograd::Needs, autograd::record;
 
 Tensor dropout(const Tensor& x, double p, bool training) {
   if (!(p >= 0 && p <= 1)) fail("[dropout] p must be in [0, 1], got ", p);

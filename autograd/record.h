@@ -1,5 +1,6 @@
 // Recording an operator: its backward is a lambda beside its forward; no macro, no class to write.
 //
+//     using autograd::kOutput, autograd::Needs, autograd::record, autograd::Saved;
 //     Tensor exp(const Tensor& x) {
 //       Tensor y = ...;                                            // forward, by whatever kernel
 //       return record<1>("exp", y, {&x}, [y = Saved(y, kOutput)](const Tensor& g, Needs) {
@@ -84,8 +85,3 @@ std::vector<Tensor> record_many(const char* op, std::vector<Tensor> outputs,
                                 const std::vector<Tensor>& inputs, ManyBackward f);
 
 }  // namespace sherd::autograd
-
-namespace sherd {
-using autograd::kInput, autograd::kOutput, autograd::Needs, autograd::record, autograd::record_many,
-    autograd::Saved;
-}

@@ -3,6 +3,7 @@
 #include "autograd/pointwise.h"
 
 namespace sherd {
+using autograd::kOutput, autograd::Needs, autograd::record, autograd::Saved;
 namespace {
 
 template <class Op>

@@ -4,6 +4,7 @@
 #include "autograd/record.h"
 
 namespace sherd {
+using autograd::kOutput, autograd::Needs, autograd::record, autograd::Saved;
 namespace {
 
 void check(const char* op, const Tensor& x) {

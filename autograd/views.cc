@@ -5,6 +5,7 @@
 #include "autograd/record.h"
 
 namespace sherd {
+using autograd::Needs, autograd::record;
 namespace {
 
 // Fills in a size of -1. Error if the elements do not fit.

@@ -40,15 +40,6 @@ void Storage::reallocate(const Stream& stream) {
   block_ = allocator_->allocate(bytes_, category_, stream);
 }
 
-void Storage::swap_bytes(Storage& other) {
-  if (other.bytes_ != bytes_ || other.device_ != device_)
-    fail("[swap_bytes] storages of ", bytes_, " bytes on ", device_, " and ", other.bytes_,
-         " bytes on ", other.device_, " cannot exchange their bytes");
-  std::swap(block_, other.block_);
-  std::swap(allocator_, other.allocator_);
-  std::swap(owner_, other.owner_);
-}
-
 void Storage::set_category(MemoryCategory category) {
   category_ = category;
   if (allocator_ && block_.data) allocator_->recategorize(block_, category);

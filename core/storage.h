@@ -34,8 +34,6 @@ class Storage : public Counted {
 
   void release(const Event& event = {});
   void reallocate(const Stream& stream = Stream());
-  // Exchanges the bytes (not the identities) with another Storage of the same size and device.
-  void swap_bytes(Storage& other);
   MemoryCategory category() const { return category_; }
   void set_category(MemoryCategory category);
 

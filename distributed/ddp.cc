@@ -65,6 +65,8 @@ void DdpReducer::verify_and_broadcast(nn::Module& module) {
   for (auto& [name, p] : module.named_parameters())
     lines.push_back(concat("parameter ", name, " ", p.sizes(), " ", p.dtype(),
                            p.requires_grad() ? "" : " frozen"));
+  for (auto& [name, t] : module.named_buffers())
+    lines.push_back(concat("buffer ", name, " ", t.sizes(), " ", t.dtype()));
   verify_equal_on_all_ranks("ddp", group_, lines);
   NoGrad off;
   for (auto& named : {module.named_parameters(), module.named_buffers()})

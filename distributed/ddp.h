@@ -19,6 +19,7 @@
 
 #include "autograd/engine.h"
 #include "distributed/grad_bucket.h"
+#include "distributed/no_sync.h"
 #include "nn/module.h"
 
 namespace sherd {
@@ -50,6 +51,10 @@ class DdpReducer : public autograd::BackwardObserver {
 
   bool syncs() const { return sync_; }
   void set_sync(bool on) { sync_ = on; }
+  // Error, naming `what`, inside a backward.
+  void require_idle(const char* what) const {
+    if (active_) fail("[ddp] ", what, " is not possible during backward");
+  }
   int num_buckets() const { return int(buckets_.size()); }
   const Group& group() const { return group_; }
 
@@ -86,22 +91,7 @@ class DistributedDataParallel {
   std::vector<Tensor> parameters() const { return module_->parameters(); }
   nn::Module::NamedTensors named_parameters() const { return module_->named_parameters(); }
 
-  // While it lives, backwards do not exchange gradients: they add up locally. The next one without
-  // it exchanges the sum.
-  class NoSync {
-   public:
-    explicit NoSync(std::shared_ptr<dist::DdpReducer> r)
-        : reducer_(std::move(r)), before_(reducer_->syncs()) {
-      reducer_->set_sync(false);
-    }
-    ~NoSync() { reducer_->set_sync(before_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    std::shared_ptr<dist::DdpReducer> reducer_;
-    bool before_;
-  };
+  using NoSync = dist::NoSync<dist::DdpReducer>;
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_); }
   int num_buckets() const { return reducer_->num_buckets(); }
   const std::shared_ptr<dist::DdpReducer>& reducer() const { return reducer_; }

@@ -67,40 +67,4 @@ OwnedPart UnitLayout::owned(int parameter, int rank) const {
   return groups_[p.group].owned(p.entry, rank);
 }
 
-GradientLayout::GradientLayout(const FlatLayout& layout, const std::vector<bool>& trained)
-    : layout_(&layout), trained_(trained) {
-  const auto& entries = layout.entries();
-  if (trained.size() != entries.size())
-    fail("[gradient_layout] ", trained.size(), " marks for ", entries.size(), " parameters");
-  int64_t elements = 0;
-  for (size_t e = 0; e < entries.size(); ++e) {
-    offsets_.push_back(elements);
-    if (trained[e]) elements += entries[e].numel;
-  }
-  counts_.assign(layout.shards(), 0);
-  starts_.assign(layout.shards(), 0);
-  if (elements == 0) return;
-  if (elements == layout.numel()) {
-    kind_ = Kind::kAll;
-    size_ = layout.padded();
-    counts_.assign(layout.shards(), layout.piece());
-    for (size_t e = 0; e < entries.size(); ++e) offsets_[e] = entries[e].offset;
-  } else {
-    kind_ = Kind::kSome;
-    size_ = elements;
-    for (int rank = 0; rank < layout.shards(); ++rank)
-      for (size_t e = 0; e < entries.size(); ++e)
-        if (trained[e]) counts_[rank] += layout.owned(int(e), rank).numel();
-  }
-  for (int rank = 1; rank < layout.shards(); ++rank)
-    starts_[rank] = starts_[rank - 1] + counts_[rank - 1];
-}
-
-OwnedPart GradientLayout::owned(int entry, int rank) const {
-  if (!trained_.at(entry)) return {};
-  OwnedPart part = layout_->owned(entry, rank);
-  if (part.numel()) part.at = offsets_[entry] + part.lo - starts_[rank];
-  return part;
-}
-
 }  // namespace sherd::dist

@@ -87,35 +87,4 @@ class UnitLayout {
   std::vector<Place> places_;
 };
 
-// The gradients of a group in one backward, of which only the parameters marked trained have any
-// (requires_grad may have changed since wrapping).
-//   kAll    the gradient buffer has the layout of the parameters, padding included
-//   kSome   the trained parameters lie side by side in flat order, without padding; so each
-//           gradient is contiguous, rank by rank the owners' parts follow one another, and the
-//           reduce-scatter has counts by rank
-//   kNone   nothing is reduced
-class GradientLayout {
- public:
-  enum class Kind { kAll, kSome, kNone };
-
-  // trained: by entry. Parameters without elements do not count. Error if the sizes differ.
-  GradientLayout(const FlatLayout& layout, const std::vector<bool>& trained);
-
-  Kind kind() const { return kind_; }
-  int64_t size() const { return size_; }                          // elements of the gradient buffer
-  const std::vector<int64_t>& counts() const { return counts_; }  // of them, by owner
-  bool is_trained(int entry) const { return trained_[entry]; }
-  int64_t offset(int entry) const { return offsets_[entry]; }  // of a trained one, in the buffer
-  // [lo, hi) as in FlatLayout::owned; `at` is the place in the rank's reduced part. Nothing for a
-  // parameter that is not trained.
-  OwnedPart owned(int entry, int rank) const;
-
- private:
-  const FlatLayout* layout_;  // outlives this: it belongs to the unit
-  Kind kind_ = Kind::kNone;
-  int64_t size_ = 0;
-  std::vector<bool> trained_;
-  std::vector<int64_t> offsets_, counts_, starts_;  // starts_: of each owner's part in the buffer
-};
-
 }  // namespace sherd::dist

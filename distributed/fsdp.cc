@@ -15,13 +15,6 @@ FsdpModule::~FsdpModule() = default;
 
 std::shared_ptr<dist::Runtime> FsdpModule::runtime() const { return dist::Runtime::of(*module_); }
 
-FsdpModule::NoSync::NoSync(std::shared_ptr<dist::Runtime> runtime)
-    : runtime_(std::move(runtime)), before_(runtime_->syncs()) {
-  runtime_->require_idle("no_sync");
-  runtime_->set_sync(false);
-}
-FsdpModule::NoSync::~NoSync() { runtime_->set_sync(before_); }
-
 Tensor FsdpModule::clip_grad_norm_(double max_norm, double norm_type) {
   const auto r = runtime();
   r->require_idle("clip_grad_norm_");
@@ -103,6 +96,8 @@ nn::StateDict FsdpModule::full_state_dict() {
   nn::StateDict d;
   for_each_full_parameter(
       [&](const std::string& name, const Tensor& t) { d.set(name, t.clone()); });
+  if (runtime()->group()->rank() == 0)
+    for (auto& [name, t] : module_->persistent_buffers()) d.set(name, t.clone());
   return d;
 }
 
@@ -111,6 +106,8 @@ nn::LoadResult FsdpModule::load_full_state_dict(const nn::StateDict& state, bool
   std::vector<nn::ExpectedTensor> expected, found;
   const std::vector<Part> mine = parts();
   for (auto& p : mine) expected.push_back({p.name, p.full_shape});
+  const auto buffers = module_->persistent_buffers();
+  for (auto& [name, t] : buffers) expected.push_back({name, t.sizes()});
   for (auto& [name, t] : state) found.push_back({name, t.sizes()});
   nn::LoadResult result = nn::check_state("load_full_state_dict", expected, found, strict);
   NoGrad off;
@@ -120,6 +117,11 @@ nn::LoadResult FsdpModule::load_full_state_dict(const nn::StateDict& state, bool
       Tensor to = p.parameter;
       to.copy_(c.as_strided_raw({p.end - p.begin}, {1}, c.storage_offset() + p.begin)
                    .reshape(to.sizes()));
+    }
+  for (auto& [name, buffer] : buffers)
+    if (const Tensor* t = state.find(name)) {
+      Tensor to = buffer;
+      to.copy_(t->detach());
     }
   return result;
 }

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "distributed/no_sync.h"
 #include "distributed/runtime.h"
 #include "nn/state_dict.h"
 
@@ -37,27 +38,15 @@ class FsdpModule {
   nn::Module::NamedTensors named_parameters() const;
 
   // Scales gradients so that their norm over all ranks is at most max_norm; returns the norm
-  // before, a 0-d float32, the same on all ranks and for every strategy. norm_type: 2, 1, or
-  // infinity. A collective. Error on a unit below the root.
+  // before, a 0-d tensor of the gradients' dtype, the same on all ranks and for every strategy.
+  // norm_type: 2, 1, or infinity. A collective. Error on a unit below the root.
   Tensor clip_grad_norm_(double max_norm, double norm_type = 2);
 
-  // While it lives, backwards do not exchange gradients: they add up locally (see grad_bucket.h).
-  // The next backward without it reduces the sum. Read when a backward begins.
-  class NoSync {
-   public:
-    explicit NoSync(std::shared_ptr<dist::Runtime> runtime);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    std::shared_ptr<dist::Runtime> runtime_;
-    bool before_;
-  };
+  using NoSync = dist::NoSync<dist::Runtime>;
   [[nodiscard]] NoSync no_sync() { return NoSync(runtime()); }
 
-  // The whole model, a parameter at a time: f(name, values) runs on rank 0 alone, in the order of
-  // the model's state_dict. `values` is in the master's dtype and lives for the call. A collective.
+  // All parameters, one at a time: f(name, values) runs on rank 0 alone, in the order of the model's
+  // state_dict. `values` is in the master's dtype and lives for the call. A collective.
   void for_each_full_parameter(
       const std::function<void(const std::string& name, const Tensor& values)>& f);
   // The same of tensors laid out as the local parameters, such as an optimizer's moments: `local`
@@ -65,8 +54,8 @@ class FsdpModule {
   void for_each_full(
       const std::function<Tensor(const std::string& name, const Tensor& parameter)>& local,
       const std::function<void(const std::string& name, const Tensor& values)>& f);
-  // All of it on rank 0, in memory; empty on other ranks. For large models stream with
-  // for_each_full_parameter.
+  // All of it on rank 0, in memory, with persistent buffers; empty on other ranks. For large models
+  // stream with for_each_full_parameter.
   nn::StateDict full_state_dict();
   // Every rank gives the whole state and keeps its part. One Error lists all names that are
   // missing, unexpected or misshapen.

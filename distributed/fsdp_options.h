@@ -40,8 +40,9 @@ struct FsdpOptions {
   // apart; 0: chosen.
   int64_t max_gathered_bytes = 0;
   bool reshard_root_after_forward =
-      false;                       // the root keeps its parameters from forward to backward
-  bool sync_module_states = true;  // take rank 0's values of parameters that have values already
+      false;  // the root keeps its parameters from forward to backward
+  // Take rank 0's values of buffers, and of parameters that have values already.
+  bool sync_module_states = true;
   // The seed of parameters that are declared and not filled yet. Default: that of rank 0's
   // generator.
   std::optional<uint64_t> seed = {};

@@ -7,8 +7,6 @@
 namespace sherd::dist {
 namespace {
 
-int size_of_group(const Group& g) { return g ? g->size() : 1; }
-
 Tensor flat_without_bytes(int64_t n, DType dtype, MemoryCategory category) {
   return over_storage(Storage::without_bytes(n * size_of(dtype), kCPU, category), {n}, dtype);
 }

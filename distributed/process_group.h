@@ -122,5 +122,8 @@ class ProcessGroup {
   std::string name_;
 };
 using Group = std::shared_ptr<ProcessGroup>;
+// Null is a group of one.
+inline int size_of_group(const Group& g) { return g ? g->size() : 1; }
+inline int rank_in(const Group& g) { return g ? g->rank() : 0; }
 
 }  // namespace sherd::dist

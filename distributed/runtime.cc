@@ -229,6 +229,12 @@ void Runtime::build(nn::Module& root) {
         if (--incomplete_[i] == 0) gradients_complete(int(i));
       };
   verify();
+  if (options_.sync_module_states && group_->size() > 1)
+    for (auto& [name, t] : root.named_buffers())
+      if (t.numel()) {
+        group_->broadcast(t, 0, {.label = "sync_module_states " + name}).wait();
+        t.bump_version();
+      }
   autograd::add_observer(this);
 }
 
@@ -247,6 +253,8 @@ void Runtime::verify() const {
                              g.compute, e.local.requires_grad() ? "" : " frozen"));
     }
   }
+  for (auto& [name, t] : root().module().named_buffers())
+    lines.push_back(concat("buffer ", name, " ", t.sizes(), " ", t.dtype()));
   verify_equal_on_all_ranks("fsdp", group_, lines);
 }
 

@@ -10,9 +10,6 @@
 namespace sherd::dist {
 namespace {
 
-int size_of_group(const Group& g) { return g ? g->size() : 1; }
-int rank_in(const Group& g) { return g ? g->rank() : 0; }
-
 class UnitShardInfo : public nn::ShardInfo {
  public:
   UnitShardInfo(Group group, std::string name, Dims shape, OwnedPart part)

@@ -159,6 +159,13 @@ Module::NamedTensors Module::named_parameters(const std::string& prefix, bool re
 Module::NamedTensors Module::named_buffers(const std::string& prefix, bool recurse) const {
   return named(*state_, prefix, recurse, true);
 }
+Module::NamedTensors Module::persistent_buffers() const {
+  NamedTensors result;
+  for_slots(*state_, "", true, [&](const std::string& name, Slot& s) {
+    if (s.is_buffer && s.persistent && s.tensor.defined()) result.emplace_back(name, s.tensor);
+  });
+  return result;
+}
 std::vector<Tensor> Module::parameters() const {
   std::vector<Tensor> result;
   for (auto& [name, p] : named_parameters()) result.push_back(p);

@@ -87,6 +87,7 @@ class Module {
   NamedTensors named_parameters(const std::string& prefix = "", bool recurse = true) const;
   std::vector<Tensor> parameters() const;
   NamedTensors named_buffers(const std::string& prefix = "", bool recurse = true) const;
+  NamedTensors persistent_buffers() const;  // those in state_dict
   // This module (named `prefix`, "" by default) and all below, each once, parents first.
   std::vector<std::pair<std::string, Module*>> named_modules(const std::string& prefix = "");
   std::vector<std::pair<std::string, Module*>> named_children() const;

@@ -12,8 +12,6 @@
 namespace sherd::dist {
 namespace {
 
-int size_of_group(const Group& g) { return g ? g->size() : 1; }
-
 // The root's text, on every rank.
 std::string broadcast_text(const Group& group, const std::string& text, int root = 0) {
   if (size_of_group(group) == 1) return text;
@@ -87,13 +85,17 @@ std::string error_of(const std::function<void()>& f) {
 }  // namespace
 
 ModelState::ModelState(FsdpModule& fsdp)
-    : fsdp_(&fsdp), group_(fsdp.runtime()->group()), parts_(fsdp.parts()) {}
+    : fsdp_(&fsdp),
+      group_(fsdp.runtime()->group()),
+      parts_(fsdp.parts()),
+      buffers_(fsdp.module().persistent_buffers()) {}
 
 ModelState::ModelState(nn::Module& module, Group group) : group_(std::move(group)) {
   module.materialize();
   for (nn::Slot* s : module.slots())
     if (!s->is_buffer && s->tensor.defined())
       parts_.push_back({s->full_name(), s->tensor.sizes(), 0, s->tensor.numel(), s->tensor});
+  buffers_ = module.persistent_buffers();
 }
 
 void ModelState::for_each_full(const Local& local, const Whole& f) {
@@ -121,14 +123,19 @@ FileSummary save_weights(const std::string& path, ModelState& model) {
   if (model.is_rank0())
     quiet.run([&] {
       std::vector<SafetensorsWriter::Entry> entries;
-      for (auto& p : model.parts()) entries.push_back({p.name, kFloat32, p.full_shape});
+      for (auto& p : model.parts()) entries.push_back({p.name, p.parameter.dtype(), p.full_shape});
+      for (auto& [name, t] : model.buffers()) entries.push_back({name, t.dtype(), t.sizes()});
       writer = std::make_unique<SafetensorsWriter>(path, std::move(entries),
                                                    SafetensorsMetadata{{"format", "pt"}});
     });
   model.for_each_full([](const ModelState::Part& p) { return p.parameter.detach(); },
                       [&](const std::string&, const Tensor& values) {
-                        quiet.run([&] { writer->append(to_raw(values, kFloat32)); });
+                        quiet.run([&] { writer->append(contiguous_raw(values)); });
                       });
+  if (model.is_rank0())
+    quiet.run([&] {
+      for (auto& [name, t] : model.buffers()) writer->append(contiguous_raw(t));
+    });
   if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
   writer.reset();
   throw_if_rank0_failed(model, quiet.error());
@@ -141,10 +148,12 @@ void load_weights(const std::string& path, ModelState& model) {
           file = std::make_unique<SafetensorsReader>(path);
           std::vector<nn::ExpectedTensor> expected;
           for (auto& p : model.parts()) expected.push_back({p.name, p.full_shape});
+          for (auto& [name, t] : model.buffers()) expected.push_back({name, t.sizes()});
           nn::check_state("load " + path, expected, stored_shapes(*file), true);
         }));
   agree(model.group(), error_of([&] {
           for (auto& p : model.parts()) read_into(*file, p.name, p.begin, p.end, p.parameter);
+          for (auto& [name, t] : model.buffers()) read_into(*file, name, 0, t.numel(), t);
         }));
 }
 

@@ -2,7 +2,7 @@
 // many ranks hold it: rank 0 writes, a parameter at a time, and each rank reads only what it holds.
 //
 //     dist::ModelState state(fsdp);     // or (module, group): data parallel, or one rank
-//     dist::save_weights("model.safetensors", state);            // float32, under PyTorch's names
+//     dist::save_weights("model.safetensors", state);            // under PyTorch's names
 //     dist::load_weights("model.safetensors", state);
 //     dist::save_optimizer("optimizer.safetensors", state, optimizer);
 //
@@ -34,6 +34,8 @@ class ModelState {
   bool is_rank0() const { return !group_ || group_->rank() == 0; }
   // What this rank holds, in the order of for_each_full.
   const std::vector<Part>& parts() const { return parts_; }
+  // Persistent ones, which every rank holds whole.
+  const nn::Module::NamedTensors& buffers() const { return buffers_; }
   // f on rank 0, for each parameter whole; `local` gives a tensor laid out as the local parameter
   // (it or a moment).
   void for_each_full(const Local& local, const Whole& f);
@@ -42,6 +44,7 @@ class ModelState {
   FsdpModule* fsdp_ = nullptr;
   Group group_;
   std::vector<Part> parts_;
+  nn::Module::NamedTensors buffers_;
 };
 
 // Throws on every rank what rank 0 says; empty: nothing.

@@ -10,6 +10,7 @@
 #include "core/generator.h"
 
 namespace sherd {
+using autograd::Needs, autograd::record, autograd::Saved;
 namespace {
 
 std::vector<double> values(const Tensor& t) {
@@ -173,6 +174,25 @@ TEST(Engine, HooksOnLeavesAndResults) {
   (a + a * 1).sum().backward();
   EXPECT_EQ(x.grad().item(), 41);  // the hook on x sees the whole sum once
   EXPECT_EQ(post, 1);
+}
+
+TEST(Engine, HooksKeepShapeAndDtype) {
+  const std::pair<Tensor, std::string> bad[] = {
+      {ones({2}, kFloat64), "[2] float64 for one of [1] float64"},
+      {ones({1}), "[1] float32 for one of"}};
+  for (auto& [other, text] : bad)
+    for (bool on_leaf : {false, true}) {
+      const Tensor x = leaf({1});
+      const Tensor a = x * 2;
+      autograd::register_hook(on_leaf ? x : a, [o = other](const Tensor&) { return o; });
+      try {
+        a.sum().backward();
+        ADD_FAILURE() << text;
+      } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+      }
+      EXPECT_FALSE(x.grad().defined());
+    }
 }
 
 struct TracingScope : autograd::Scope {

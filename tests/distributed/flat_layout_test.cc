@@ -149,7 +149,6 @@ TEST(FlatLayout, WithoutParametersOrElements) {
   EXPECT_EQ(unit.groups()[0].piece(), 0);
   EXPECT_EQ(unit.groups()[0].padded(), 0);
   EXPECT_EQ(unit.owned(0, 3), OwnedPart{});
-  EXPECT_EQ(GradientLayout(unit.groups()[0], {true}).kind(), GradientLayout::Kind::kNone);
 }
 
 TEST(FlatLayout, OneRankOwnsAllInPlace) {
@@ -164,79 +163,6 @@ TEST(FlatLayout, RefusesBadShardsAndRanks) {
   const UnitLayout unit(std::vector{parameter("a", {5})}, 2);
   EXPECT_THROW(unit.owned(0, 2), Error);
   EXPECT_THROW(unit.owned(0, -1), Error);
-  EXPECT_THROW(GradientLayout(unit.groups()[0], {}), Error);
-}
-
-TEST(GradientLayout, RandomMasks) {
-  std::mt19937 random(2);
-  for (int round = 0; round < 400; ++round) {
-    std::vector<FlatParameter> parameters;
-    for (int i = 1 + random() % 6; i > 0; --i)
-      parameters.push_back(parameter("p", {int64_t(random() % 40)}));
-    const int shards = 1 + random() % 6;
-    const UnitLayout unit(parameters, shards);
-    const FlatLayout& g = unit.groups()[0];
-    std::vector<bool> trained;
-    for (size_t e = 0; e < g.entries().size(); ++e) trained.push_back(random() % 2);
-    const GradientLayout grad(g, trained);
-    int64_t elements = 0;
-    for (size_t e = 0; e < trained.size(); ++e) elements += trained[e] ? g.entries()[e].numel : 0;
-
-    using Kind = GradientLayout::Kind;
-    EXPECT_EQ(grad.kind(), elements == 0           ? Kind::kNone
-                           : elements == g.numel() ? Kind::kAll
-                                                   : Kind::kSome);
-    EXPECT_EQ(grad.size(), grad.kind() == Kind::kAll ? g.padded() : elements);
-    ASSERT_EQ(int(grad.counts().size()), shards);
-    EXPECT_EQ(std::reduce(grad.counts().begin(), grad.counts().end()), grad.size());
-
-    // A gradient buffer of numbers, cut by the counts: each rank finds what it owns at `at`.
-    std::vector<int64_t> buffer(grad.size(), -1);
-    int64_t value = 0;
-    std::map<int, int64_t> first;
-    for (int e = 0; e < int(trained.size()); ++e) {
-      if (!trained[e]) continue;
-      first[e] = value;
-      for (int64_t i = 0; i < g.entries()[e].numel; ++i) {
-        int64_t& place = buffer.at(grad.offset(e) + i);
-        EXPECT_EQ(place, -1) << "two gradients overlap";
-        place = value++;
-      }
-    }
-    int64_t start = 0;
-    for (int rank = 0; rank < shards; ++rank) {
-      int64_t owned = 0;
-      for (int e = 0; e < int(trained.size()); ++e) {
-        const OwnedPart part = grad.owned(e, rank), whole = g.owned(e, rank);
-        if (!trained[e]) {
-          EXPECT_EQ(part, OwnedPart{});
-          continue;
-        }
-        EXPECT_EQ(part.lo, whole.lo);
-        EXPECT_EQ(part.hi, whole.hi);
-        owned += part.numel();
-        for (int64_t i = part.lo; i < part.hi; ++i) {
-          ASSERT_LT(part.at + i - part.lo, grad.counts()[rank]);
-          EXPECT_EQ(buffer[start + part.at + i - part.lo], first[e] + i);
-        }
-      }
-      if (grad.kind() == Kind::kSome) {
-        EXPECT_EQ(owned, grad.counts()[rank]);
-      }
-      start += grad.counts()[rank];
-    }
-    if (HasFailure()) FAIL() << "round " << round;
-  }
-}
-
-TEST(GradientLayout, OnlyBiasesTrained) {
-  // Z-001: only the trained elements travel.
-  const UnitLayout unit(std::vector{parameter("weight", {32, 128}), parameter("bias", {32})}, 4);
-  const FlatLayout& g = unit.groups()[0];
-  const GradientLayout grad(g, {false, true});
-  EXPECT_EQ(grad.size(), 32);
-  EXPECT_EQ(grad.counts(), (std::vector<int64_t>{0, 0, 0, 32}));
-  EXPECT_EQ(grad.owned(1, 3), (OwnedPart{0, 32, 0}));
 }
 
 }  // namespace
