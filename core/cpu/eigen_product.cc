@@ -15,12 +15,8 @@ void eigen_product(const Matrix& a, const Matrix& b, const Matrix& c, bool accum
                         : Map(p, m.rows, m.columns, Eigen::OuterStride<>(m.ld));
   };
   Eigen::setNbThreads(num_threads());
-  auto run = [&](const auto& x, const auto& w) {
-    if (accumulate)
-      map(c).noalias() += x * w;
-    else
-      map(c).noalias() = x * w;
-  };
+  if (!accumulate) map(c).setZero();
+  auto run = [&](const auto& x, const auto& w) { map(c).noalias() += x * w; };
   const Map x = map(a), w = map(b);
   if (a.transposed)
     b.transposed ? run(x.transpose(), w.transpose()) : run(x.transpose(), w);
