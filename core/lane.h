@@ -235,8 +235,8 @@ constexpr float erf(float x) {
 constexpr float log(float x) {
   bool tiny = x < 1.17549435e-38f;
   float y = tiny ? x * 8388608.f : x;
-  int32_t bits = std::bit_cast<int32_t>(y) - 0x3f3504f3,
-          k = bits >> 23;  // y = 2^k m, m in [sqrt(1/2), sqrt(2))
+  // y = 2^k m, m in [sqrt(1/2), sqrt(2)); the bits of a negative y wrap around.
+  int32_t bits = int32_t(std::bit_cast<uint32_t>(y) - 0x3f3504f3u), k = bits >> 23;
   float r = std::bit_cast<float>((bits & 0x7fffff) + 0x3f3504f3) - 1.f,
         n = float(k) - (tiny ? 23.f : 0.f);
   float q = poly(r, 3.333333171e-01f, -2.500082117e-01f, 2.000122714e-01f, -1.662335259e-01f,
