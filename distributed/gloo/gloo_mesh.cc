@@ -300,14 +300,17 @@ void GlooBuffer::recv_any(uint64_t channel, int64_t offset, int64_t bytes) {
 
 int GlooBuffer::wait(std::vector<int>& peers, TimePoint deadline,
                      const std::function<bool(int*)>& wait_once) {
-  struct Entered {
-    Entered(GlooMesh& mesh, GlooBuffer* buffer) : mesh(mesh), buffer(buffer) { mesh.enter(buffer); }
-    ~Entered() { mesh.leave(buffer); }
-    GlooMesh& mesh;
-    GlooBuffer* buffer;
-  } entered(mesh_, this);
+  int peer = -1;
   try {
-    int peer = -1;
+    // Meanwhile the watch reads `peers`.
+    struct Entered {
+      Entered(GlooMesh& mesh, GlooBuffer* buffer) : mesh(mesh), buffer(buffer) {
+        mesh.enter(buffer);
+      }
+      ~Entered() { mesh.leave(buffer); }
+      GlooMesh& mesh;
+      GlooBuffer* buffer;
+    } entered(mesh_, this);
     bool done = wait_once(&peer);
     // The watch may have woken a wait whose bytes were there: look once more.
     if (!done && mesh_.any_lost(peers)) {
@@ -315,12 +318,12 @@ int GlooBuffer::wait(std::vector<int>& peers, TimePoint deadline,
       if (!done) throw ConnectionLost("a peer is gone");
     }
     if (!done) return -1;
-    if (const auto it = std::find(peers.begin(), peers.end(), peer); it != peers.end())
-      peers.erase(it);
-    return peer;
   } catch (const gloo::Exception& e) {
     rethrow(e, deadline);
   }
+  if (const auto it = std::find(peers.begin(), peers.end(), peer); it != peers.end())
+    peers.erase(it);
+  return peer;
 }
 
 void Watch::run() {
