@@ -57,8 +57,9 @@ class PointwiseNode final : public Node {
   std::span<Edge> edges() override { return to; }
 };
 
+// `in_place`: the first input is about to be changed, and to get this node as its history.
 template <class Op, class... In>
-Ref<Node> pointwise_node(const Op& op, const In&... in) {
+Ref<Node> pointwise_node(const Op& op, bool in_place, const In&... in) {
   constexpr int N = sizeof...(In);
   const Tensor* t[] = {&in...};
   if constexpr (differentiable<Op>) {
@@ -79,7 +80,10 @@ Ref<Node> pointwise_node(const Op& op, const In&... in) {
       }
       (std::make_integer_sequence<int, N>{});
       for (int k = 0; k < N; ++k)
-        if (read >> (k + 1) & 1) node->saved[k] = Saved(*t[k]);
+        // What is changed is kept for the error that a use of it is; with its history it would
+        // own the node.
+        if (read >> (k + 1) & 1)
+          node->saved[k] = Saved(in_place && k == 0 ? t[k]->detach() : *t[k]);
       node->reads_output = read >> (N + 1) & 1;
       return owner;
     }
@@ -108,7 +112,7 @@ Tensor call(const Op& op, const In&... in) {
   Plan p = plan(Op::name, t, condition_of<Op>, kinds_of<Op>, gives_bool<Op>);
   Tensor y = output(p, t);
   evaluate(op, y, p.common, in...);
-  autograd::attach<Op, In...>(y, autograd::pointwise_node(op, in...));
+  autograd::attach<Op, In...>(y, autograd::pointwise_node(op, false, in...));
   return y;
 }
 
@@ -118,7 +122,7 @@ Tensor& call_(const Op& op, Tensor& x, const In&... in) {  // x = op(x, in...)
   Plan p = plan(Op::name, t, condition_of<Op>, kinds_of<Op>, gives_bool<Op>);
   check_writable(Op::name, x, p, true);
   autograd::check_in_place(Op::name, x, (in.requires_grad() || ...));
-  Ref<autograd::Node> node = autograd::pointwise_node(op, x, in...);
+  Ref<autograd::Node> node = autograd::pointwise_node(op, true, x, in...);
   evaluate(op, x, p.common, x, in...);
   x.bump_version();
   autograd::attach<Op, Tensor, In...>(x, std::move(node));
