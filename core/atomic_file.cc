@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -56,14 +57,18 @@ void for_blocks(const std::string& path, F f) {
 }  // namespace
 
 struct AtomicFile::Hash {
-  Hash() : state(XXH3_createState()) { XXH3_64bits_reset(state); }
+  Hash() : state(XXH3_createState()) { reset(); }
+  void reset() { XXH3_64bits_reset(state); }
   ~Hash() { XXH3_freeState(state); }
   void update(const void* data, size_t bytes) { XXH3_64bits_update(state, data, bytes); }
   uint64_t digest() const { return XXH3_64bits_digest(state); }
   XXH3_state_t* state;
 };
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), hash_(std::make_unique<Hash>()) {
+AtomicFile::AtomicFile(std::string path)
+    : path_(std::move(path)),
+      hash_(std::make_unique<Hash>()),
+      block_hash_(std::make_unique<Hash>()) {
   static std::atomic<int> counter = 0;
   // A name may be left from a dead process that had this one's number.
   do {
@@ -88,7 +93,18 @@ void AtomicFile::write(const void* data, int64_t bytes) {
     p += n, left -= n;
   }
   hash_->update(data, size_t(bytes));
-  bytes_ += bytes;
+  p = static_cast<const char*>(data);
+  for (int64_t left = bytes; left > 0;) {
+    const int64_t n = std::min(left, kChecksumBlock - bytes_ % kChecksumBlock);
+    block_hash_->update(p, size_t(n));
+    p += n, left -= n, bytes_ += n;
+    if (bytes_ % kChecksumBlock == 0) end_block();
+  }
+}
+
+void AtomicFile::end_block() {
+  block_checksums_.push_back(block_hash_->digest());
+  block_hash_->reset();
 }
 
 FileSummary AtomicFile::commit() {
@@ -97,6 +113,7 @@ FileSummary AtomicFile::commit() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_with_errno("write_file", path_);
   ::close(std::exchange(descriptor_, -1));
   sync_folder(folder_of(path_));
+  if (bytes_ % kChecksumBlock != 0) end_block();
   return {bytes_, hash_->digest()};
 }
 

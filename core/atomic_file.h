@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace sherd {
 
@@ -21,6 +22,9 @@ struct FileSummary {
   uint64_t checksum = 0;  // XXH3, 64 bits, of the whole content
   bool operator==(const FileSummary&) const = default;
 };
+
+// The size of the blocks that have a checksum each, for readers of a part of a file.
+inline constexpr int64_t kChecksumBlock = 1 << 18;
 
 class AtomicFile {
  public:
@@ -33,14 +37,18 @@ class AtomicFile {
   void write(const void* data, int64_t bytes);
   int64_t bytes() const { return bytes_; }  // written so far
   FileSummary commit();                     // once
+  // After commit(): XXH3 of each kChecksumBlock bytes; the last block may be shorter.
+  const std::vector<uint64_t>& block_checksums() const { return block_checksums_; }
 
  private:
   friend FileSummary summarize_file(const std::string& path);
   struct Hash;
+  void end_block();
   std::string path_, temporary_;
   int descriptor_ = -1;
   int64_t bytes_ = 0;
-  std::unique_ptr<Hash> hash_;
+  std::unique_ptr<Hash> hash_, block_hash_;
+  std::vector<uint64_t> block_checksums_;
 };
 
 FileSummary summarize_file(const std::string& path);

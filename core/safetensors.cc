@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 
 namespace sherd {
@@ -21,15 +20,6 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr int64_t kMaxHeader = 100'000'000;  // the original library's limit too
 constexpr int kMaxDepth = 2;                 // of an array or object inside the header's object
-
-const char* format_name(DType d) {
-  return std::array{"BOOL", "U8", "I32", "I64", "F16", "BF16", "F32", "F64"}[int(d)];
-}
-std::optional<DType> dtype_named(const std::string& name) {
-  for (int d = 0; d < kDTypes; ++d)
-    if (name == format_name(DType(d))) return DType(d);
-  return {};
-}
 
 // The order of dtypes in a file that the original library writes: by width, then as it lists them.
 int file_order(DType d) {
@@ -66,6 +56,15 @@ int64_t to_size(const json& v, const std::string& where) {
 }
 
 }  // namespace
+
+const char* safetensors_name(DType d) {
+  return std::array{"BOOL", "U8", "I32", "I64", "F16", "BF16", "F32", "F64"}[int(d)];
+}
+std::optional<DType> safetensors_dtype(const std::string& name) {
+  for (int d = 0; d < kDTypes; ++d)
+    if (name == safetensors_name(DType(d))) return DType(d);
+  return {};
+}
 
 // ---- reading
 
@@ -122,7 +121,7 @@ void SafetensorsReader::parse(const std::string& text) {
     const json &dtype = v["dtype"], &shape = v["shape"], &offsets = v["data_offsets"];
     if (!dtype.is_string() || !shape.is_array() || !offsets.is_array() || offsets.size() != 2)
       fail(where, ": dtype must be a name, shape a list, data_offsets a list of two");
-    const auto type = dtype_named(dtype.get<std::string>());
+    const auto type = safetensors_dtype(dtype.get<std::string>());
     if (!type)
       fail(where, " has dtype ", dtype.get<std::string>(),
            "; known are BOOL, U8, I32, I64, F16, BF16, F32, F64");
@@ -140,7 +139,7 @@ void SafetensorsReader::parse(const std::string& text) {
     info.bytes = empty ? 0 : bytes;
     const int64_t end = to_size(offsets[1], where);
     if (end < info.offset || end - info.offset != info.bytes)
-      fail(where, ": ", format_name(*type), " ", info.shape, " takes ", info.bytes,
+      fail(where, ": ", safetensors_name(*type), " ", info.shape, " takes ", info.bytes,
            " bytes, data_offsets are [", info.offset, ", ", end, ")");
     tensors_.push_back(std::move(info));
   }
@@ -235,8 +234,9 @@ static std::string header_of(const std::string& path,
       shape += concat(shape.empty() ? "" : ",", s);
     }
     const int64_t end = at + e.shape.numel() * size_of(e.dtype);
-    h += concat(h.size() == 1 ? "" : ",", quoted(e.name), ":{\"dtype\":\"", format_name(e.dtype),
-                "\",\"shape\":[", shape, "],\"data_offsets\":[", at, ",", end, "]}");
+    h += concat(h.size() == 1 ? "" : ",", quoted(e.name), ":{\"dtype\":\"",
+                safetensors_name(e.dtype), "\",\"shape\":[", shape, "],\"data_offsets\":[", at, ",",
+                end, "]}");
     at = end;
   }
   h += "}";
@@ -254,6 +254,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Entry>
   const uint64_t length = header.size();
   file_.write(&length, 8);
   file_.write(header.data(), int64_t(length));
+  data_begin_ = file_.bytes();
 }
 
 const SafetensorsWriter::Entry& SafetensorsWriter::current() const {
@@ -304,12 +305,17 @@ std::map<std::string, Tensor> load_safetensors(const std::string& path) {
   return tensors;
 }
 
+std::vector<SafetensorsWriter::Entry> in_file_order(std::vector<SafetensorsWriter::Entry> entries) {
+  std::ranges::stable_sort(entries, std::greater{},
+                           [](const auto& e) { return file_order(e.dtype); });
+  return entries;
+}
+
 FileSummary save_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
                              const SafetensorsMetadata& metadata) {
   std::vector<SafetensorsWriter::Entry> entries;
   for (const auto& [name, t] : tensors) entries.push_back({name, t.dtype(), t.sizes()});
-  std::ranges::stable_sort(entries, std::greater{},
-                           [](const auto& e) { return file_order(e.dtype); });
+  entries = in_file_order(std::move(entries));
   SafetensorsWriter writer(path, entries, metadata);
   for (const auto& e : entries) writer.append(tensors.at(e.name));
   return writer.finish();

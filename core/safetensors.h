@@ -20,6 +20,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,10 @@
 #include "core/tensor.h"
 
 namespace sherd {
+
+// "F32" and so on; none: a name that is not known.
+const char* safetensors_name(DType dtype);
+std::optional<DType> safetensors_dtype(const std::string& name);
 
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
@@ -46,6 +51,7 @@ class SafetensorsReader {
   SafetensorsReader& operator=(const SafetensorsReader&) = delete;
 
   const std::string& path() const { return path_; }
+  int64_t data_begin() const { return data_begin_; }             // bytes before the first tensor
   const std::vector<Info>& tensors() const { return tensors_; }  // in the order of their bytes
   const SafetensorsMetadata& metadata() const { return metadata_; }
   bool has(const std::string& name) const { return index_.contains(name); }
@@ -89,19 +95,27 @@ class SafetensorsWriter {
   // Publishes the file. Error if tensors are missing; then, and if it is never called, nothing is
   // left of the file.
   FileSummary finish();
+  // Bytes before the first tensor; the tensors follow side by side.
+  int64_t data_begin() const { return data_begin_; }
+  // After finish(): see AtomicFile.
+  const std::vector<uint64_t>& block_checksums() const { return file_.block_checksums(); }
 
  private:
   const Entry& current() const;  // Error if all have come
 
   AtomicFile file_;
   std::vector<Entry> entries_;
+  int64_t data_begin_ = 0;
   size_t at_ = 0;
   int64_t done_ = 0;  // bytes of the current tensor that have come
 };
 
+// In the order of the original library: wider elements first, then as given (by name); so that every
+// tensor is aligned to its elements.
+std::vector<SafetensorsWriter::Entry> in_file_order(std::vector<SafetensorsWriter::Entry> entries);
+
 std::map<std::string, Tensor> load_safetensors(const std::string& path);
-// In the order of the original library: wider elements first, then by name; so that every tensor
-// is aligned to its elements, and the file has the same bytes as the one that Python writes.
+// In the order of the original library: the file has the same bytes as the one that Python writes.
 FileSummary save_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
                              const SafetensorsMetadata& metadata = {});
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <limits>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -16,6 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{5};  // with workers that do not leave get()
+constexpr int64_t kAllSamples = std::numeric_limits<int64_t>::max() / 2;
 constexpr double kLongestTimeout = 1e8;  // seconds; beyond it the clock's own type is too small
 
 thread_local const WorkerInfo* this_worker = nullptr;
@@ -322,6 +324,12 @@ struct DataLoader::Parts {
 
   void check_options() const;
   void make_samplers();
+  LoaderState state_after(int64_t batches) const {
+    return {batch_sampler->epoch(), batches,
+            batch_sampler->size(),  seed,
+            batch_sampler->start(), batch_sampler->global_batch(),
+            dataset->size()};
+  }
   void end_run() {
     if (const auto open = run.lock()) open->supersede();
   }
@@ -379,7 +387,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, LoaderOptions opt
   parts_->check_options();
   parts_->seed = parts_->options.seed.value_or(default_generator().state().seed);
   parts_->make_samplers();
-  *parts_->progress = {parts_->batch_sampler->epoch(), 0, size(), parts_->seed};
+  *parts_->progress = parts_->state_after(0);
 }
 
 DataLoader::~DataLoader() = default;
@@ -388,24 +396,41 @@ int64_t DataLoader::size() const { return parts_->batch_sampler->size(); }
 void DataLoader::set_epoch(int64_t epoch) { parts_->batch_sampler->set_epoch(epoch); }
 uint64_t DataLoader::seed() const { return parts_->seed; }
 
-LoaderState DataLoader::state() const { return *parts_->progress; }
+LoaderState DataLoader::state_dict() const { return *parts_->progress; }
 
-void DataLoader::load_state(const LoaderState& state) {
+void DataLoader::load_state_dict(const LoaderState& state) {
   Parts& p = *parts_;
-  if (state.batches_per_epoch != size())
-    fail("[DataLoader] the state is of a loader with ", state.batches_per_epoch,
-         " batches an epoch, and this one has ", size(),
-         ": dataset, batch size and number of ranks must be as they were");
-  if (state.epoch < 0 || state.batches < 0 || state.batches > size())
+  if (state.epoch < 0 || state.batches < 0 || state.batches > state.batches_per_epoch ||
+      state.start < 0 || state.global_batch < 0)
     fail("[DataLoader] the state is damaged: epoch ", state.epoch, ", ", state.batches, " of ",
-         size(), " batches");
+         state.batches_per_epoch, " batches of ", state.global_batch, " samples, from ",
+         state.start, " on");
+  if (state.dataset_size != p.dataset->size())
+    fail("[DataLoader] the state is of a dataset of ", state.dataset_size,
+         " samples, and this one has ", p.dataset->size());
+  const int64_t own_batch = p.batch_sampler->global_batch();
+  if ((state.global_batch == 0) != (own_batch == 0))
+    fail("[DataLoader] the state is of batches of ", state.global_batch,
+         " samples over all ranks (0: from a list), and this loader has ", own_batch,
+         ": batch size and number of ranks must be as they were");
   p.end_run();
   p.seed = state.seed;
   p.make_samplers();
   p.batch_sampler->set_epoch(state.epoch);
-  p.resume = state;
+  if (state.global_batch == own_batch) p.batch_sampler->set_start(state.start);
+  if (state.global_batch == own_batch && state.batches_per_epoch == size()) {
+    p.resume = state;
+  } else if (own_batch == 0) {
+    fail("[DataLoader] the state is of a loader with ", state.batches_per_epoch,
+         " batches an epoch, and this one has ", size(), ": the batches must be as they were");
+  } else {
+    const bool done = state.batches == state.batches_per_epoch;
+    p.batch_sampler->set_start(done ? kAllSamples
+                                    : state.start + state.batches * state.global_batch);
+    p.resume = p.state_after(0);
+  }
   // A copy: an iterator that is still there keeps the old one.
-  p.progress = std::make_shared<LoaderState>(state);
+  p.progress = std::make_shared<LoaderState>(*p.resume);
 }
 
 DataLoader::Iterator DataLoader::begin() {
@@ -437,8 +462,7 @@ DataLoader::Iterator DataLoader::begin() {
     job->workers.resize(size_t(o.num_workers));
     job->slots.resize(size_t(o.num_workers * o.prefetch_factor));
   }
-  p.progress = std::make_shared<LoaderState>(
-      LoaderState{job->epoch, job->first, int64_t(job->batches.size()), p.seed});
+  p.progress = std::make_shared<LoaderState>(p.state_after(job->first));
   auto run = std::make_shared<Run>(std::move(job), o.timeout, p.progress);
   p.run = run;
   return Iterator(std::move(run));

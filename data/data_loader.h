@@ -14,8 +14,10 @@
 //       try { train(*it); } catch (const Error& e) { ... }          // one error a broken batch
 //     }
 //
-// Resuming. state() says how far the loop is: batches that were made ahead but not yet handed out
-// do not count. A loader that is given it by load_state() goes on with the next batch.
+// Resuming. state_dict() says how far the loop is: batches that were made ahead but not yet handed
+// out do not count. A loader that is given it by load_state_dict() goes on with the next batch: with
+// as many ranks and samples a batch, the run is the one that was not interrupted. With others, what
+// is left of the epoch is what nobody had yet, each sample once, in the same order.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -59,8 +61,11 @@ struct LoaderOptions {
 struct LoaderState {
   int64_t epoch = 0;
   int64_t batches = 0;
-  int64_t batches_per_epoch = 0;  // where it was written: a check
+  int64_t batches_per_epoch = 0;
   uint64_t seed = 0;
+  int64_t start = 0;         // samples, over all ranks, that were left out before the first batch
+  int64_t global_batch = 0;  // samples a batch, over all ranks; 0: batches come from a list
+  int64_t dataset_size = 0;
   bool operator==(const LoaderState&) const = default;
 };
 
@@ -87,10 +92,11 @@ class DataLoader {
   uint64_t seed() const;
 
   // Inside the loop's body, the batch that the body has counts as done.
-  LoaderState state() const;
+  LoaderState state_dict() const;
   // The next loop begins after state.batches of state.epoch; if those are all, that loop is empty.
-  // set_epoch with another epoch drops it. Error if this loader has another number of batches.
-  void load_state(const LoaderState& state);
+  // set_epoch with another epoch drops it. Error if the dataset has another size, or if batches of
+  // another size or number of ranks come from a sampler that cannot begin in the middle.
+  void load_state_dict(const LoaderState& state);
 
  private:
   class Run;

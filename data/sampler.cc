@@ -58,16 +58,24 @@ std::vector<int64_t> random_permutation(int64_t n, uint64_t seed) {
 
 void EpochCounter::set_epoch(int64_t epoch) {
   if (epoch < 0) fail("[set_epoch] epoch must not be negative, got ", epoch);
+  if (epoch != epoch_) start_ = 0;
   epoch_ = epoch;
   ++times_set_;
+}
+
+void EpochCounter::set_start(int64_t samples) {
+  if (samples < 0) fail("[set_start] got ", samples, " samples, should be 0 at least");
+  if (samples > 0 && !can_start())
+    fail("[set_start] this sampler cannot begin in the middle of an epoch");
+  start_ = samples;
 }
 
 SequentialSampler::SequentialSampler(int64_t size)
     : size_(checked_size("SequentialSampler", size)) {}
 
 std::vector<int64_t> SequentialSampler::indices() const {
-  std::vector<int64_t> order(static_cast<size_t>(size_));
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<int64_t> order(static_cast<size_t>(size()));
+  std::iota(order.begin(), order.end(), start());
   return order;
 }
 
@@ -85,17 +93,16 @@ std::vector<int64_t> RandomSampler::indices() const {
   TorchGenerator generator(options_.seed + uint64_t(epoch()));
   std::vector<int64_t> order;
   order.reserve(size_t(num_samples_));
-  if (options_.replacement) {
-    const bool wide = size_ >= int64_t(1) << 28;  // as in torch.randint
+  const bool wide = size_ >= int64_t(1) << 28;  // as in torch.randint
+  if (options_.replacement)
     for (int64_t i = 0; i < num_samples_; ++i)
       order.push_back(wide ? generator.below_wide(size_) : generator.below(size_));
-    return order;
-  }
   while (int64_t(order.size()) < num_samples_) {
     const auto permutation = generator.permutation(size_);
     const int64_t rest = num_samples_ - int64_t(order.size());
     order.insert(order.end(), permutation.begin(), permutation.begin() + std::min(rest, size_));
   }
+  order.erase(order.begin(), order.end() - size());
   return order;
 }
 
@@ -112,18 +119,21 @@ DistributedSampler::DistributedSampler(int64_t size, const DistributedOptions& o
 }
 
 int64_t DistributedSampler::size() const {
-  if (options_.uneven)
-    return ceil_div(std::max<int64_t>(size_ - options_.rank, 0), options_.num_replicas);
-  return options_.drop_last ? size_ / options_.num_replicas
-                            : ceil_div(size_, options_.num_replicas);
+  const int64_t rest = std::max<int64_t>(size_ - start(), 0), w = options_.num_replicas;
+  if (options_.uneven) return ceil_div(std::max<int64_t>(rest - options_.rank, 0), w);
+  return options_.drop_last ? rest / w : ceil_div(rest, w);
 }
 
 std::vector<int64_t> DistributedSampler::indices() const {
-  const auto order = options_.shuffle ? random_permutation(size_, options_.seed + uint64_t(epoch()))
-                                      : SequentialSampler(size_).indices();
+  const auto order =
+      options_.shuffle ? random_permutation(size_, options_.seed + uint64_t(epoch())) : [&] {
+        std::vector<int64_t> all(static_cast<size_t>(size_));
+        std::iota(all.begin(), all.end(), 0);
+        return all;
+      }();
   std::vector<int64_t> own(static_cast<size_t>(size()));
   for (int64_t i = 0; i < int64_t(own.size()); ++i)
-    own[size_t(i)] = order[size_t((options_.rank + i * options_.num_replicas) % size_)];
+    own[size_t(i)] = order[size_t((start() + options_.rank + i * options_.num_replicas) % size_)];
   return own;
 }
 
@@ -157,5 +167,12 @@ int64_t BatchSampler::times_set() const {
   return sampler_ ? sampler_->times_set() : EpochCounter::times_set();
 }
 int64_t BatchSampler::rank() const { return sampler_ ? sampler_->rank() : EpochCounter::rank(); }
+int64_t BatchSampler::num_replicas() const {
+  return sampler_ ? sampler_->num_replicas() : EpochCounter::num_replicas();
+}
+int64_t BatchSampler::start() const { return sampler_ ? sampler_->start() : EpochCounter::start(); }
+void BatchSampler::set_start(int64_t samples) {
+  sampler_ ? sampler_->set_start(samples) : EpochCounter::set_start(samples);
+}
 
 }  // namespace sherd::data

@@ -13,6 +13,7 @@
 // seed + epoch, which is what torch's DistributedSampler does. A sampler of your own derives from
 // Sampler and says size() and indices().
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,9 +28,18 @@ class EpochCounter {
   // How often set_epoch was called: so a loader sees whether somebody did.
   virtual int64_t times_set() const { return times_set_; }
   virtual int64_t rank() const { return 0; }  // a worker's seed depends on it
+  virtual int64_t num_replicas() const { return 1; }
+  // So many samples, over all ranks, are left out at the beginning of this epoch: with it a run
+  // goes on at another number of ranks or batch size. Another epoch makes it 0. Error if the order
+  // does not allow it: that of a fixed list, or of a class that does not say can_start().
+  virtual int64_t start() const { return start_; }
+  virtual void set_start(int64_t samples);
+
+ protected:
+  virtual bool can_start() const { return false; }
 
  private:
-  int64_t epoch_ = 0, times_set_ = 0;
+  int64_t epoch_ = 0, times_set_ = 0, start_ = 0;
 };
 
 class Sampler : public EpochCounter {
@@ -42,8 +52,11 @@ class Sampler : public EpochCounter {
 class SequentialSampler : public Sampler {
  public:
   explicit SequentialSampler(int64_t size);
-  int64_t size() const override { return size_; }
+  int64_t size() const override { return std::max<int64_t>(size_ - start(), 0); }
   std::vector<int64_t> indices() const override;
+
+ protected:
+  bool can_start() const override { return true; }
 
  private:
   int64_t size_;
@@ -70,8 +83,11 @@ struct RandomOptions {
 class RandomSampler : public Sampler {
  public:
   explicit RandomSampler(int64_t size, const RandomOptions& options = {});
-  int64_t size() const override { return num_samples_; }
+  int64_t size() const override { return std::max<int64_t>(num_samples_ - start(), 0); }
   std::vector<int64_t> indices() const override;
+
+ protected:
+  bool can_start() const override { return true; }
 
  private:
   int64_t size_, num_samples_;
@@ -98,7 +114,11 @@ class DistributedSampler : public Sampler {
   DistributedSampler(int64_t size, const DistributedOptions& options);
   int64_t size() const override;
   int64_t rank() const override { return options_.rank; }
+  int64_t num_replicas() const override { return options_.num_replicas; }
   std::vector<int64_t> indices() const override;
+
+ protected:
+  bool can_start() const override { return true; }
 
  private:
   int64_t size_;
@@ -120,6 +140,11 @@ class BatchSampler : public EpochCounter {
   int64_t epoch() const override;
   int64_t times_set() const override;
   int64_t rank() const override;
+  int64_t num_replicas() const override;
+  int64_t start() const override;
+  void set_start(int64_t samples) override;
+  // Samples a batch, over all ranks; 0: batches are a list, or made by a class of its own.
+  int64_t global_batch() const { return sampler_ ? batch_size_ * num_replicas() : 0; }
 
  protected:
   BatchSampler() = default;  // for those that say size() and batches() themselves

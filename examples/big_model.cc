@@ -51,9 +51,14 @@ class Training {
   void evaluate(int64_t step);
   void sample();
   nlohmann::json config() const;
-  RunState state() {
-    return {fsdp_ ? dist::ModelState(*fsdp_) : dist::ModelState(model_, dist::default_group()),
-            *optimizer_, *schedule_, *loader_};
+  dist::TrainingState state() {
+    return {
+        .model = fsdp_ ? dist::ModelState(*fsdp_) : dist::ModelState(model_, dist::default_group()),
+        .optimizer = &*optimizer_,
+        .scheduler = schedule_.get(),
+        .loader = loader_.get(),
+        .step = step_,
+        .user = config()};
   }
 
   Options o_;
@@ -66,6 +71,7 @@ class Training {
   std::unique_ptr<data::DistributedSampler> sampler_;
   std::unique_ptr<data::DataLoader> loader_;
   std::unique_ptr<Reporter> reporter_;
+  std::optional<dist::Checkpointer> checkpointer_;
   int64_t step_ = 0;
 };
 
@@ -198,16 +204,20 @@ nlohmann::json Training::config() const {
 }
 
 void Training::start() {
-  RunState run = state();
-  if (const auto checkpoint = open_checkpoints(o_)) {
-    step_ = load_run(*checkpoint, run);
-    reporter_->say("resumed from " + checkpoint->path);
+  dist::TrainingState now = state();
+  const bool any = open_checkpoints(o_);
+  if (!o_.checkpoint_dir.empty())
+    checkpointer_.emplace(o_.checkpoint_dir, dist::default_group(), checkpointer_options(o_));
+  if (any) {
+    const auto path = resume(*checkpointer_, now);
+    step_ = now.step;
+    reporter_->say("resumed from " + *path);
     return;
   }
   if (o_.resume) reporter_->say("no checkpoint in " + o_.checkpoint_dir + ": starting afresh");
   if (o_.init_from.empty()) return;
   try {
-    dist::load_weights(o_.init_from, run.model);
+    dist::load_weights_from(o_.init_from, now.model);
   } catch (const Error& e) {
     throw UsageError(e.what());
   }
@@ -287,8 +297,7 @@ void Training::train() {
     const bool last = step_ == o_.steps;
     if (o_.eval_interval > 0 && (last || step_ % o_.eval_interval == 0)) evaluate(step_);
     if (o_.save_interval > 0 && (last || step_ % o_.save_interval == 0)) {
-      RunState run = state();
-      save_run(o_.checkpoint_dir, step_, run, config());
+      o_.async_save ? checkpointer_->async_save(state()) : checkpointer_->save(state());
     }
   }
 }
@@ -344,9 +353,10 @@ void Training::run() {
                         corpus_.description));
   if (step_ == 0 && o_.eval_interval > 0 && o_.steps > 0) evaluate(0);
   train();
+  if (checkpointer_) checkpointer_->wait();
   if (!o_.save_weights.empty()) {
-    RunState run = state();
-    dist::save_weights(o_.save_weights, run.model);
+    dist::ModelState model = state().model;
+    dist::save_weights(o_.save_weights, model);
   }
   sample();
   std::string where;

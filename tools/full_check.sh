@@ -62,7 +62,14 @@ kill_and_resume() { # 50 runs killed at a random moment end in the bytes of the 
   bazel-bin/examples/big_model $flags --checkpoint_dir="$scratch/whole" --save_weights="$scratch/whole.safetensors" || return 1
   for i in $(seq 50); do
     rm -rf "$scratch/cut"
-    bazel-bin/examples/big_model $flags --checkpoint_dir="$scratch/cut" &
+    # A third of them each: written while training goes on, written between steps, written by rank 0.
+    local how
+    case $((i % 3)) in
+      0) how=--async_save ;;
+      1) how=--checkpoint_format=sharded ;;
+      2) how=--checkpoint_format=full ;;
+    esac
+    bazel-bin/examples/big_model $flags $how --checkpoint_dir="$scratch/cut" &
     local job=$!
     sleep "0.$((RANDOM % 90 + 10))"
     # One of its ranks, or, now and then, the whole job.

@@ -196,8 +196,8 @@ std::string Checkpoint::file(const std::string& name) const {
   return path + "/" + name;
 }
 
-Checkpoint open_checkpoint(const std::string& path) {
-  return translated([&] { return read_checkpoint(path, true); });
+Checkpoint open_checkpoint(const std::string& path, Verify verify) {
+  return translated([&] { return read_checkpoint(path, verify == Verify::kChecksums); });
 }
 
 std::vector<int64_t> checkpoint_steps(const std::string& folder) {

@@ -45,9 +45,10 @@ struct Checkpoint {
 using Report = std::function<void(const std::string& line)>;
 void report_to_stderr(const std::string& line);
 
-// Reads and verifies the checkpoint in that folder, by sizes and checksums. Error naming what is
-// missing, cut short or changed.
-Checkpoint open_checkpoint(const std::string& path);
+enum class Verify { kSizes, kChecksums };
+// Reads and verifies the checkpoint in that folder, by its files' sizes or, which reads all of
+// them, by their checksums too. Error naming what is missing, cut short or changed.
+Checkpoint open_checkpoint(const std::string& path, Verify verify = Verify::kChecksums);
 // The whole checkpoint of the highest step. Those above it that are not whole are passed over, with
 // a line each that says why. None: the folder is not there or has no checkpoints. Error if it has
 // some and none is whole, for then to start afresh would be a surprise.

@@ -36,6 +36,10 @@ class ModelState {
   const std::vector<Part>& parts() const { return parts_; }
   // Persistent ones, which every rank holds whole.
   const nn::Module::NamedTensors& buffers() const { return buffers_; }
+  // Error inside a forward or a backward, where parts are in use.
+  void require_idle(const char* what) const {
+    if (fsdp_) fsdp_->runtime()->require_idle(what);
+  }
   // f on rank 0, for each parameter whole; `local` gives a tensor laid out as the local parameter
   // (it or a moment).
   void for_each_full(const Local& local, const Whole& f);

@@ -132,9 +132,15 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   files->add_option("--checkpoint_dir", o.checkpoint_dir);
   files->add_option("--save_interval", o.save_interval, "steps; 0: nothing is saved")
       ->check(CLI::NonNegativeNumber);
+  files
+      ->add_option("--checkpoint_format", o.checkpoint_format,
+                   "sharded: a file a rank; full: model.safetensors, written by rank 0")
+      ->check(CLI::IsMember({"sharded", "full"}));
+  files->add_flag("--async_save", o.async_save, "train on while a checkpoint is written");
   files->add_flag("--resume", o.resume, "go on from the last checkpoint");
   files->add_flag("--overwrite", o.overwrite, "start afresh in a folder that holds checkpoints");
-  files->add_option("--init_from", o.init_from, "start from these weights (.safetensors)");
+  files->add_option("--init_from", o.init_from,
+                    "start from these weights: a .safetensors file, or a checkpoint's folder");
   files->add_option("--save_weights", o.save_weights,
                     "write the weights here at the end (.safetensors)");
   files->add_option("--log_jsonl", o.log_jsonl, "one JSON object a step");
@@ -171,6 +177,8 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   if (o.dim % o.heads != 0)
     return refuse("--dim=" + std::to_string(o.dim) +
                   " must be a multiple of --heads=" + std::to_string(o.heads));
+  if (o.async_save && o.checkpoint_format == "full")
+    return refuse("--async_save needs --checkpoint_format=sharded: a full one goes through rank 0");
   if (o.resume && o.overwrite) return refuse("--resume and --overwrite exclude each other");
   for (auto* list : {&o.data, &o.val_data})
     for (auto& p : *list) {
@@ -179,8 +187,8 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
     }
   for (auto* p : {&o.checkpoint_dir, &o.init_from, &o.save_weights, &o.log_jsonl})
     *p = from_user(*p);
-  if (!o.init_from.empty() && !fs::is_regular_file(o.init_from))
-    return refuse("there is no file " + o.init_from);
+  if (!o.init_from.empty() && !fs::exists(o.init_from))
+    return refuse("there is no file or folder " + o.init_from);
   // Now, and not after hours of training.
   for (auto& [flag, path] :
        {std::pair{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}})

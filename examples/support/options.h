@@ -40,7 +40,8 @@ struct Options {
   // ---- files
   std::string checkpoint_dir = "";  // empty: one of this run in the cache folder, if it saves
   int64_t save_interval = 200;
-  bool resume = false, overwrite = false;
+  std::string checkpoint_format = "sharded";
+  bool async_save = false, resume = false, overwrite = false;
   std::string init_from, save_weights, log_jsonl;
 };
 

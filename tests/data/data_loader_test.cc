@@ -84,7 +84,7 @@ void expect_threads(int count) {
 
 // ---- order
 
-TEST(DataLoader, KeepsOrderWithAnyNumberOfWorkers) {
+TEST(DataLoader, B_002_KeepsOrderWithAnyNumberOfWorkers) {
   const TestDataset dataset(100, [](int64_t i) {
     if (i % 7 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
     return Sample{{"x", tensor<int64_t>({i})}, {"label", tensor<int64_t>({-i})}};
@@ -128,7 +128,7 @@ TEST(DataLoader, DropsTheLastBatchOnRequest) {
   EXPECT_THAT(epoch_of(empty), ElementsAre());
 }
 
-TEST(DataLoader, SeedDecidesTheOrder) {
+TEST(DataLoader, B_003_SeedDecidesTheOrder) {
   const TestDataset dataset(50);
   const auto two_epochs = [&](int64_t workers, std::optional<uint64_t> seed) {
     DataLoader loader(dataset, {.shuffle = true, .num_workers = workers, .seed = seed});
@@ -147,7 +147,7 @@ TEST(DataLoader, SeedDecidesTheOrder) {
   manual_seed(0);
 }
 
-TEST(DataLoader, TakesAnySamplers) {
+TEST(DataLoader, B_005_TakesAnySamplers) {
   const TestDataset dataset(12);
   ListSampler from_two({2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
   std::vector<Indices> pattern;
@@ -167,7 +167,7 @@ TEST(DataLoader, TakesAnySamplers) {
   }
 }
 
-TEST(DataLoader, RanksShareNoSample) {
+TEST(DataLoader, B_001_RanksShareNoSample) {
   const TestDataset dataset(9);
   std::multiset<int64_t> seen;
   for (int64_t rank = 0; rank < 4; ++rank) {
@@ -179,7 +179,7 @@ TEST(DataLoader, RanksShareNoSample) {
   EXPECT_EQ(seen.size(), 8u);
 }
 
-TEST(DataLoader, DatasetSmallerThanTheWorld) {
+TEST(DataLoader, T_22_DatasetSmallerThanTheWorld) {
   const TestDataset dataset(3);
   for (int64_t rank = 0; rank < 8; ++rank) {
     DistributedSampler sampler(3, {.num_replicas = 8, .rank = rank, .shuffle = false});
@@ -190,7 +190,7 @@ TEST(DataLoader, DatasetSmallerThanTheWorld) {
 
 // ---- epochs
 
-TEST(DataLoader, GoesToTheNextEpochByItself) {
+TEST(DataLoader, T_21_GoesToTheNextEpochByItself) {
   const TestDataset dataset(40);
   DistributedSampler sampler(40, {.num_replicas = 2, .rank = 1});
   DataLoader loader(dataset, {.batch_size = 4, .sampler = &sampler, .num_workers = 2});
@@ -206,7 +206,7 @@ TEST(DataLoader, GoesToTheNextEpochByItself) {
   // Who sets the same epoch again gets it again; a loop that was left counts as one.
   loader.set_epoch(1);
   for ([[maybe_unused]] auto& batch : loader) break;
-  EXPECT_EQ(loader.state().epoch, 1);
+  EXPECT_EQ(loader.state_dict().epoch, 1);
   EXPECT_EQ(epoch_of(loader), by_itself[2]);
   loader.set_epoch(1);
   EXPECT_EQ(epoch_of(loader), by_itself[1]);
@@ -221,7 +221,7 @@ TestDataset drawing() {
   });
 }
 
-TEST(DataLoader, AugmentationDependsOnSeedEpochAndIndexAlone) {
+TEST(DataLoader, T_23_AugmentationDependsOnSeedEpochAndIndexAlone) {
   const TestDataset dataset = drawing();
   const auto draws = [&](const LoaderOptions& options) {
     DataLoader loader(dataset, options);
@@ -248,7 +248,7 @@ TEST(DataLoader, LeavesTheCallersGeneratorAlone) {
   EXPECT_EQ(default_generator().state(), before);
 }
 
-TEST(DataLoader, WorkersKnowWhoTheyAre) {
+TEST(DataLoader, B_011_T_23_WorkersKnowWhoTheyAre) {
   EXPECT_EQ(worker_info(), nullptr);
   const TestDataset dataset(6, [](int64_t) {
     const WorkerInfo* info = worker_info();
@@ -297,7 +297,7 @@ struct UsersError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-TEST(DataLoader, AnErrorComesAtItsBatchWithTheIndex) {
+TEST(DataLoader, B_007_T_25_AnErrorComesAtItsBatchWithTheIndex) {
   for (int64_t size : {100, 41})
     for (int64_t workers : {0, 4}) {
       const TestDataset dataset(size, [](int64_t i) -> Sample {
@@ -320,7 +320,7 @@ TEST(DataLoader, AnErrorComesAtItsBatchWithTheIndex) {
             EXPECT_EQ(inner.what(), "cannot read picture " + i);
           }
           ++errors;
-          EXPECT_EQ(loader.state().batches, errors);
+          EXPECT_EQ(loader.state_dict().batches, errors);
         }
       }
       EXPECT_EQ(errors, (size + 1) / 2);
@@ -366,7 +366,7 @@ TEST(DataLoader, CollationAndSamplerErrors) {
   }
 }
 
-TEST(DataLoader, WorkerInitRunsFirstAndItsErrorEndsTheLoop) {
+TEST(DataLoader, B_007_WorkerInitRunsFirstAndItsErrorEndsTheLoop) {
   const TestDataset dataset(8);
   std::atomic<int> started = 0;
   DataLoader loader(dataset, {.num_workers = 3, .worker_init_fn = [&](const WorkerInfo& info) {
@@ -394,7 +394,7 @@ TEST(DataLoader, WorkerInitRunsFirstAndItsErrorEndsTheLoop) {
   EXPECT_TRUE(it == failing.end());
 }
 
-TEST(DataLoader, AStalledWorkerIsNamed) {
+TEST(DataLoader, B_008_T_25_AStalledWorkerIsNamed) {
   std::atomic<bool> release = false;
   const TestDataset dataset(20, [&](int64_t i) {
     while (i == 9 && !release) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -410,7 +410,7 @@ TEST(DataLoader, AStalledWorkerIsNamed) {
                 AllOf(HasSubstr("batch 4"), HasSubstr("worker 1 of 3"), HasSubstr("sample 9"),
                       HasSubstr("after 1 seconds")));
     EXPECT_LT(seconds_since(start), 10);
-    EXPECT_EQ(loader.state().batches, 4);  // to go on from
+    EXPECT_EQ(loader.state_dict().batches, 4);  // to go on from
     ++it;
     EXPECT_TRUE(it == loader.end());
     EXPECT_THROW(*it, Error);
@@ -421,7 +421,7 @@ TEST(DataLoader, AStalledWorkerIsNamed) {
 }
 
 // One that never leaves get() is left behind, and the program ends by itself.
-TEST(DataLoaderDeathTest, AProgramWithAStalledWorkerEnds) {
+TEST(DataLoaderDeathTest, B_008_AProgramWithAStalledWorkerEnds) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto run = [] {
     static const TestDataset dataset(4, [](int64_t) -> Sample {
@@ -441,7 +441,7 @@ TEST(DataLoaderDeathTest, AProgramWithAStalledWorkerEnds) {
 
 // ---- leaving early
 
-TEST(DataLoader, WorkersEndWithTheLoop) {
+TEST(DataLoader, B_009_WorkersEndWithTheLoop) {
   const int before = settled_thread_count();
   const TestDataset dataset(100);
   DataLoader loader(dataset, {.batch_size = 2, .num_workers = 4});
@@ -515,7 +515,7 @@ TEST(DataLoader, SkippedBatchesAreTaken) {
     ++it;
     it++;
     EXPECT_EQ(values(it->at("x")), (Indices{4, 5}));
-    EXPECT_EQ(loader.state().batches, 3);
+    EXPECT_EQ(loader.state_dict().batches, 3);
   }
 }
 
@@ -523,7 +523,7 @@ TEST(DataLoader, SkippedBatchesAreTaken) {
 
 // Whatever the number of workers before and after, wherever the cut: the rest of the epoch comes,
 // and then the next epochs, as if nothing had happened. Random numbers in get() too.
-TEST(DataLoader, ResumesInTheMiddleOfAnEpoch) {
+TEST(DataLoader, T_24_ResumesInTheMiddleOfAnEpoch) {
   const TestDataset dataset(23, [](int64_t i) {
     const auto draw = default_generator().next();
     return Sample{{"x", tensor<int64_t>({i, int64_t(philox(draw.key, draw.number, 0)[0])})}};
@@ -541,11 +541,11 @@ TEST(DataLoader, ResumesInTheMiddleOfAnEpoch) {
       first_sampler.set_epoch(0);
       DataLoader loader(dataset, options(first_sampler, workers, 11));
       std::vector<Indices> all;
-      std::vector<LoaderState> states = {loader.state()};
+      std::vector<LoaderState> states = {loader.state_dict()};
       for (int epoch = 0; epoch < 3; ++epoch)
         for (auto& batch : loader) {
           all.push_back(values(batch.at("x")));
-          states.push_back(loader.state());
+          states.push_back(loader.state_dict());
         }
       ASSERT_EQ(int64_t(all.size()), 3 * loader.size());
       for (size_t cut = 0; cut < all.size(); ++cut) {
@@ -556,13 +556,13 @@ TEST(DataLoader, ResumesInTheMiddleOfAnEpoch) {
         for (size_t most : {size_t(3), all.size()}) {
           second_sampler.set_epoch(0);
           DataLoader resumed(dataset, options(second_sampler, 3 - workers, 99));
-          resumed.load_state(state);
-          EXPECT_EQ(resumed.state(), state);
+          resumed.load_state_dict(state);
+          EXPECT_EQ(resumed.state_dict(), state);
           for (int64_t epoch = state.epoch; epoch < 3 && most > 0; ++epoch) {
             if (distributed) second_sampler.set_epoch(epoch);  // as programs do
             for (auto& batch : resumed) {
               rest.push_back(values(batch.at("x")));
-              state = resumed.state();
+              state = resumed.state_dict();
               if (--most == 0) break;
             }
           }
@@ -576,26 +576,26 @@ TEST(DataLoader, ResumesInTheMiddleOfAnEpoch) {
 TEST(DataLoader, StateCountsWhatTheLoopHas) {
   const TestDataset dataset(40);
   DataLoader loader(dataset, {.batch_size = 2, .num_workers = 4, .prefetch_factor = 5, .seed = 1});
-  EXPECT_EQ(loader.state(), (LoaderState{0, 0, 20, 1}));
+  EXPECT_EQ(loader.state_dict(), (LoaderState{0, 0, 20, 1, 0, 2, 40}));
   int64_t taken = 0;
   for ([[maybe_unused]] auto& batch : loader) {
-    EXPECT_EQ(loader.state(), (LoaderState{0, ++taken, 20, 1}));
+    EXPECT_EQ(loader.state_dict(), (LoaderState{0, ++taken, 20, 1, 0, 2, 40}));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // workers run ahead
   }
-  EXPECT_EQ(loader.state(), (LoaderState{0, 20, 20, 1}));
+  EXPECT_EQ(loader.state_dict(), (LoaderState{0, 20, 20, 1, 0, 2, 40}));
 }
 
 TEST(DataLoader, StateOfAFinishedEpochAndOfAnother) {
   const TestDataset dataset(10);
   DataLoader loader(dataset, {.batch_size = 2, .shuffle = true, .seed = 1});
   const auto epochs = {epoch_of(loader), epoch_of(loader), epoch_of(loader)};
-  loader.load_state({1, 5, 5, 1});
+  loader.load_state_dict({1, 5, 5, 1, 0, 2, 10});
   EXPECT_THAT(epoch_of(loader), ElementsAre());
   EXPECT_EQ(epoch_of(loader), epochs.begin()[2]);
-  loader.load_state({1, 3, 5, 1});
+  loader.load_state_dict({1, 3, 5, 1, 0, 2, 10});
   loader.set_epoch(2);  // another epoch: from its beginning
   EXPECT_EQ(epoch_of(loader), epochs.begin()[2]);
-  loader.load_state({1, 3, 5, 1});
+  loader.load_state_dict({1, 3, 5, 1, 0, 2, 10});
   loader.set_epoch(1);
   EXPECT_EQ(epoch_of(loader).size(), 2u);
 }
@@ -604,11 +604,94 @@ TEST(DataLoader, RefusesAStateThatDoesNotFit) {
   const TestDataset dataset(10);
   DataLoader loader(dataset, {.batch_size = 2});
   EXPECT_THAT(message_of<Error>([&] {
-                loader.load_state({0, 1, 6, 0});
+                loader.load_state_dict({0, 1, 6, 0, 0, 2, 12});
               }),
-              AllOf(HasSubstr("6 batches"), HasSubstr("this one has 5")));
-  for (const LoaderState& state : {LoaderState{0, 6, 5, 0}, {0, -1, 5, 0}, {-1, 0, 5, 0}})
-    EXPECT_THAT(message_of<Error>([&] { loader.load_state(state); }), HasSubstr("damaged"));
+              AllOf(HasSubstr("of 12 samples"), HasSubstr("this one has 10")));
+  for (const LoaderState& state : {LoaderState{0, 6, 5, 0, 0, 2, 10},
+                                   {0, -1, 5, 0, 0, 2, 10},
+                                   {-1, 0, 5, 0, 0, 2, 10},
+                                   {0, 0, 5, 0, -1, 2, 10},
+                                   {0, 0, 5, 0, 0, -2, 10}})
+    EXPECT_THAT(message_of<Error>([&] { loader.load_state_dict(state); }), HasSubstr("damaged"));
+  // Batches of another size, where the order cannot begin in the middle.
+  ListSampler list({3, 1, 4, 1, 5});
+  DataLoader fixed(dataset, {.batch_size = 2, .sampler = &list});
+  EXPECT_THAT(message_of<Error>([&] {
+                fixed.load_state_dict({0, 1, 2, 0, 0, 4, 10});
+              }),
+              HasSubstr("cannot begin in the middle"));
+  BatchSampler batches({{1, 2}, {3, 4}});
+  DataLoader listed(dataset, {.batch_sampler = &batches});
+  EXPECT_THAT(message_of<Error>([&] {
+                listed.load_state_dict({0, 1, 2, 0, 0, 4, 10});
+              }),
+              HasSubstr("from a list"));
+  EXPECT_THAT(message_of<Error>([&] {
+                listed.load_state_dict({0, 1, 6, 0, 0, 0, 10});
+              }),
+              AllOf(HasSubstr("6 batches"), HasSubstr("this one has 2")));
+  listed.load_state_dict({0, 1, 2, 0, 0, 0, 10});
+  EXPECT_EQ(epoch_of(listed).size(), 1u);
+}
+
+// Saved by some ranks and gone on with by others, twice in one epoch: what is left of it is what
+// nobody had, each once, in the same order.
+TEST(DataLoader, T_24_T_32_GoesOnAtAnotherNumberOfRanks) {
+  struct World {
+    int64_t ranks, batch, steps;  // that it runs
+  };
+  const int64_t n = 61;
+  const TestDataset dataset(n);
+  for (bool drop_last : {false, true})
+    for (auto [first, second, third] :
+         {std::array{World{2, 3, 4}, World{3, 2, 3}, World{1, 5, 100}},
+          {World{4, 2, 2}, World{1, 3, 4}, World{2, 4, 100}},
+          {World{1, 7, 3}, World{5, 1, 5}, World{5, 1, 100}},
+          {World{2, 3, 100}, World{3, 2, 100}, World{1, 1, 100}}}) {
+      std::vector<int64_t> seen;  // in the order of the global batches
+      std::optional<LoaderState> state;
+      bool ended = false;
+      for (const World& w : {first, second, third}) {
+        std::vector<std::vector<Indices>> by_rank;
+        std::vector<LoaderState> states;
+        for (int64_t r = 0; r < w.ranks; ++r) {
+          DistributedSampler sampler(
+              n, {.num_replicas = w.ranks, .rank = r, .seed = 9, .uneven = !drop_last});
+          if (drop_last)
+            sampler = DistributedSampler(
+                n, {.num_replicas = w.ranks, .rank = r, .seed = 9, .drop_last = true});
+          DataLoader loader(dataset, {.batch_size = w.batch,
+                                      .sampler = &sampler,
+                                      .num_workers = r % 2,
+                                      .drop_last = drop_last});
+          if (state)
+            loader.load_state_dict(*state);
+          else
+            loader.set_epoch(1);
+          auto& batches = by_rank.emplace_back();
+          for (auto& batch : loader) {
+            EXPECT_EQ(loader.state_dict().epoch, 1);
+            batches.push_back(values(batch.at("x")));
+            if (int64_t(batches.size()) == w.steps) break;
+          }
+          states.push_back(loader.state_dict());
+        }
+        for (size_t step = 0; step < by_rank[0].size(); ++step)
+          for (int64_t i = 0; i < w.batch; ++i)
+            for (auto& batches : by_rank)
+              if (step < batches.size() && i < int64_t(batches[step].size()))
+                seen.push_back(batches[step][size_t(i)]);
+        state = states[0];
+        EXPECT_FALSE(ended && !by_rank[0].empty());  // a finished epoch stays finished
+        ended = ended || state->batches == state->batches_per_epoch;
+      }
+      std::vector<int64_t> expected = random_permutation(n, 9 + 1);
+      if (drop_last) {
+        EXPECT_GE(seen.size(), size_t(n - 8));
+        expected.resize(seen.size());
+      }
+      EXPECT_EQ(seen, expected) << first.ranks << " " << drop_last;
+    }
 }
 
 // ---- options
@@ -650,7 +733,7 @@ TEST(DataLoader, OwnsASharedDataset) {
   EXPECT_TRUE(watch.expired());
 }
 
-TEST(DataLoader, RefusesOptionsThatExcludeEachOther) {
+TEST(DataLoader, B_006_RefusesOptionsThatExcludeEachOther) {
   const TestDataset dataset(10);
   SequentialSampler sampler(10);
   BatchSampler batches(sampler, 2);

@@ -77,7 +77,7 @@ TEST(DistributedSampler, PadsAndStridesAsTorch) {
       }
 }
 
-TEST(DistributedSampler, UnevenSeesEachSampleOnce) {
+TEST(DistributedSampler, T_22_UnevenSeesEachSampleOnce) {
   for (int64_t n : {0, 1, 2, 7, 8, 9})
     for (bool shuffle : {false, true}) {
       std::multiset<int64_t> seen;
@@ -96,7 +96,7 @@ TEST(DistributedSampler, EpochsDiffer) {
   EXPECT_EQ(distributed(100, options, 3), distributed(100, options, 3));
 }
 
-TEST(DistributedSampler, Refuses) {
+TEST(DistributedSampler, B_001_Refuses) {
   for (int64_t rank : {4, -1})
     EXPECT_THAT(
         message_of<Error>([&] { DistributedSampler(9, {.num_replicas = 4, .rank = rank}); }),
@@ -126,7 +126,7 @@ std::map<int64_t, int> counts(const RandomSampler& sampler) {
   return count;
 }
 
-TEST(RandomSampler, CountsOfEachIndex) {
+TEST(RandomSampler, B_004_CountsOfEachIndex) {
   constexpr int64_t n = 100;
   const auto replaced = counts(RandomSampler(n, {.replacement = true, .num_samples = n + 1}));
   EXPECT_LT(int64_t(replaced.size()), n);  // 101 draws of 100: all distinct is impossible, and

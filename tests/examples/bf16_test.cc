@@ -18,7 +18,7 @@ TEST_P(Bf16, LossFollowsTheTrace) {
                 Flags{concat("--strategy=", GetParam()), "--precision=bf16",
                       concat("--init_from=", kGoldens, "bigmodel_tiny/init.safetensors"),
                       "--log_jsonl=" + folder + "/log", "--checkpoint_dir=" + folder + "/run",
-                      "--save_interval=1000"});
+                      "--checkpoint_format=full", "--save_interval=1000"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
   const auto log = read_log(folder + "/log");
   EXPECT_EQ(log.at(0)["config"]["precision"], "bf16");

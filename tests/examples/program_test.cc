@@ -115,7 +115,7 @@ TEST_F(BigModelProgram, RelativePathsAreTheUsers) {
                           "--log_jsonl=log", "--checkpoint_dir=some/run", "--save_interval=2"},
                 {.environment = {{"BUILD_WORKING_DIRECTORY", folder_}}});
   ASSERT_EQ(r.exit_code, 0) << r.err;
-  for (const char* file : {"out.safetensors", "log", "some/run/step-000004/model.safetensors"})
+  for (const char* file : {"out.safetensors", "log", "some/run/step-000004/index.json"})
     EXPECT_TRUE(fs::exists(folder_ + "/" + file)) << file;
 }
 

@@ -4,6 +4,8 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <random>
+#include <sstream>
 #include <thread>
 
 #include "core/error.h"
@@ -63,16 +65,24 @@ class Resume : public testing::Test {
 };
 
 struct Killed {
-  const char* strategy;
+  const char* name;
   int ranks;
+  Flags flags;
 };
 class ResumeKilled : public Resume, public testing::WithParamInterface<Killed> {};
 
-// Killed again and again, at whatever moment it is in: between steps, in a save, in the first
-// steps.
-TEST_P(ResumeKilled, EndsInTheSameBytes) {
-  const auto [strategy, ranks] = GetParam();
-  const Flags more{concat("--strategy=", strategy)};
+std::vector<pid_t> children_of(pid_t pid) {
+  std::istringstream text(dist::read_file(concat("/proc/", pid, "/task/", pid, "/children")));
+  std::vector<pid_t> pids;
+  for (pid_t p; text >> p;) pids.push_back(p);
+  return pids;
+}
+
+// Killed again and again, all of it or one rank, at whatever moment it is in: between steps, in a
+// save, in the first steps.
+TEST_P(ResumeKilled, T_33_EndsInTheSameBytes) {
+  const auto& [name, ranks, more] = GetParam();
+  std::mt19937 random{uint32_t(ranks)};
   const int64_t kSteps = 60;
   const std::string expected = uninterrupted(ranks, kSteps, more);
   int64_t reached = 0, kills = 0;
@@ -82,8 +92,12 @@ TEST_P(ResumeKilled, EndsInTheSameBytes) {
                           big_model_environment());
     const int64_t target = std::min(reached + ahead, kSteps - 5);
     ASSERT_TRUE(dist::soon([&] { return last_step() >= target; }, 40)) << program.out();
-    kill(program.pid(), SIGKILL);  // the kernel then kills the ranks
+    const std::vector<pid_t> children = children_of(program.pid());
+    // Of the whole the kernel kills the ranks; of one rank the launcher ends the others.
+    kill(children.empty() || kills % 2 == 0 ? program.pid() : children[random() % children.size()],
+         SIGKILL);
     program.wait();
+    for (pid_t child : children) EXPECT_TRUE(dist::soon([&] { return !dist::is_running(child); }));
     reached = last_step();
     if (reached < kSteps) ++kills;
     // A rank that still lives could publish one more checkpoint.
@@ -95,12 +109,15 @@ TEST_P(ResumeKilled, EndsInTheSameBytes) {
   EXPECT_TRUE(weights() == expected);
   EXPECT_NE(r.out.find("resumed from " + checkpoints() + "/step-"), std::string::npos) << r.out;
 }
-INSTANTIATE_TEST_SUITE_P(Strategies, ResumeKilled,
-                         testing::Values(Killed{"full_shard", 2}, Killed{"ddp", 2},
-                                         Killed{"shard_grad_op", 4}, Killed{"no_shard", 1}),
-                         [](const auto& p) {
-                           return concat(p.param.strategy, "_", p.param.ranks, "_ranks");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Ways, ResumeKilled,
+    testing::Values(
+        Killed{"full_shard_async", 2, {"--strategy=full_shard", "--async_save"}},
+        Killed{"ddp", 2, {"--strategy=ddp"}},
+        Killed{"shard_grad_op_async", 4, {"--strategy=shard_grad_op", "--async_save"}},
+        Killed{"full_shard", 4, {"--strategy=full_shard"}},
+        Killed{"no_shard_full_format", 1, {"--strategy=no_shard", "--checkpoint_format=full"}}),
+    [](const auto& p) { return concat(p.param.name, "_", p.param.ranks, "_ranks"); });
 
 TEST_F(Resume, MoreStepsGoOn) {
   const std::string expected = uninterrupted(2, 11, {});
@@ -117,16 +134,40 @@ TEST_F(Resume, MoreStepsGoOn) {
 }
 
 // At another number of ranks the sums differ in their last bits, no more.
-TEST_F(Resume, AtAnotherNumberOfRanksAndStrategy) {
-  ASSERT_EQ(run(flags(2, 6, {"--strategy=full_shard"})).exit_code, 0);
-  const std::string at_six = weights();
-  for (const char* strategy : {"--strategy=ddp", "--strategy=shard_grad_op"}) {
-    // With no steps more, the very bits of the checkpoint.
-    const dist::Result r = run(flags(4, 6, {"--resume", strategy}));
-    ASSERT_EQ(r.exit_code, 0) << r.err;
-    EXPECT_TRUE(weights() == at_six) << strategy;
+TEST_F(Resume, T_32_AtAnotherNumberOfRanksAndStrategy) {
+  const auto losses = [&] {
+    std::map<int64_t, double> all;
+    for (auto& line : lines_with(read_log(folder_ + "/log"), "loss"))
+      all[line["step"].get<int64_t>()] = line["loss"].get<double>();
+    return all;
+  };
+  ASSERT_EQ(run(flags(2, 12, {"--save_interval=0", "--checkpoint_dir="})).exit_code, 0);
+  const auto expected = losses();
+  for (const char* format : {"--checkpoint_format=sharded", "--checkpoint_format=full"}) {
+    fs::remove_all(checkpoints());
+    ASSERT_EQ(run(flags(2, 6, {"--strategy=full_shard", format})).exit_code, 0);
+    const std::string at_six = weights();
+    for (const char* strategy : {"--strategy=ddp", "--strategy=shard_grad_op"}) {
+      // With no steps more, the very bits of the checkpoint.
+      const dist::Result r = run(flags(4, 6, {"--resume", strategy}));
+      ASSERT_EQ(r.exit_code, 0) << r.err;
+      EXPECT_TRUE(weights() == at_six) << strategy;
+    }
+    fs::remove(folder_ + "/log");
+    ASSERT_EQ(run(flags(4, 12, {"--resume", "--strategy=ddp", format})).exit_code, 0);
+    const auto found = losses();
+    ASSERT_EQ(found.size(), 6u);
+    for (auto [step, loss] : found) EXPECT_NEAR(loss, expected.at(step), 1e-5) << step;
   }
-  EXPECT_EQ(run(flags(4, 8, {"--resume", "--strategy=ddp"})).exit_code, 0);
+}
+
+// Weights alone, of a checkpoint's folder.
+TEST_F(Resume, C_004_InitFromACheckpoint) {
+  ASSERT_EQ(run(flags(2, 3, {})).exit_code, 0);
+  const std::string expected = weights();
+  const dist::Result r = run(flags(4, 0, {"--init_from=" + newest(), "--checkpoint_dir="}));
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(weights() == expected);
 }
 
 TEST_F(Resume, WithNoneStartsAfreshAndSaysSo) {
@@ -170,23 +211,29 @@ TEST_F(Resume, SaveIntervalZeroSavesNothing) {
   EXPECT_EQ(r.out.find("checkpoint"), std::string::npos) << r.out;
 }
 
-TEST_F(Resume, CutShort) {
-  ASSERT_EQ(run(flags(2, 6, {})).exit_code, 0);
-  const std::string file = checkpoints() + "/step-000006/model.safetensors";
-  fs::resize_file(file, fs::file_size(file) - 1);
-  // The last whole one is taken, and that is said.
-  const dist::Result r = run(flags(2, 6, {"--resume"}));
-  ASSERT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_NE(r.out.find("resumed from " + checkpoints() + "/step-000003"), std::string::npos);
-  EXPECT_NE((r.out + r.err).find(file), std::string::npos) << r.err;
-  EXPECT_EQ(first_step(), 4);
+TEST_F(Resume, T_33_CutShort) {
+  for (const auto& [format, name, other] :
+       {std::tuple{"sharded", "rank-00001-of-00002.safetensors", "rank-00000-of-00002.safetensors"},
+        {"full", "model.safetensors", "optimizer.safetensors"}}) {
+    fs::remove_all(checkpoints());
+    const std::string flag = concat("--checkpoint_format=", format);
+    ASSERT_EQ(run(flags(2, 6, {flag})).exit_code, 0);
+    const std::string file = checkpoints() + "/step-000006/" + name;
+    fs::resize_file(file, fs::file_size(file) - 1);
+    // The last whole one is taken, and that is said.
+    const dist::Result r = run(flags(2, 6, {"--resume", flag}));
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_NE(r.out.find("resumed from " + checkpoints() + "/step-000003"), std::string::npos);
+    EXPECT_NE((r.out + r.err).find(file), std::string::npos) << r.err;
+    EXPECT_EQ(first_step(), 4);
 
-  for (const char* step : {"3", "6"})
-    fs::resize_file(checkpoints() + "/step-00000" + step + "/optimizer.safetensors", 100);
-  const dist::Result none = run(flags(2, 6, {"--resume"}));
-  EXPECT_EQ(none.exit_code, 2);
-  EXPECT_NE(none.err.find(checkpoints()), std::string::npos) << none.err;
-  EXPECT_EQ(dist::count(none.err, "big_model: "), 1) << none.err;
+    for (const char* step : {"3", "6"})
+      fs::resize_file(checkpoints() + "/step-00000" + step + "/" + other, 100);
+    const dist::Result none = run(flags(2, 6, {"--resume"}));
+    EXPECT_EQ(none.exit_code, 2);
+    EXPECT_NE(none.err.find(checkpoints()), std::string::npos) << none.err;
+    EXPECT_EQ(dist::count(none.err, "big_model: "), 1) << none.err;
+  }
 }
 
 TEST_F(Resume, OfAnotherShape) {
