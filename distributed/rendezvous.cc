@@ -19,6 +19,7 @@
 #include <sstream>
 #include <thread>
 
+#include "distributed/file_store.h"
 #include "distributed/job_environment.h"
 #include "distributed/store_token.h"
 #include "distributed/tcp_store.h"
@@ -33,23 +34,16 @@ struct Place {  // where rank 0 serves the store
   int port = 0;
 };
 
-// ---- tcp://host:port?rank=0&world_size=2
+// ---- tcp://host:port?rank=0&world_size=2 and file:///path?rank=0&world_size=2
 
-Place parse_tcp(const std::string& url, InitOptions& options) {
-  std::string rest = url.substr(6), query;
+// Takes rank and world size out of the address, into the options; both must be known then. Returns
+// what lies between scheme and question mark.
+std::string parse_query(const std::string& url, InitOptions& options) {
+  std::string rest = url.substr(url.find("://") + 3), query;
   if (const auto at = rest.find('?'); at != std::string::npos) {
     query = rest.substr(at + 1);
     rest.resize(at);
   }
-  while (rest.ends_with('/')) rest.pop_back();
-  const auto colon = rest.rfind(':');
-  if (colon == std::string::npos || rest.ends_with(']') || colon + 1 == rest.size())
-    fail("[init_process_group] '", url, "' has no port: tcp://host:port is needed");
-  Place place{rest.substr(0, colon),
-              to_number("the port of '" + url + "'", rest.substr(colon + 1))};
-  if (place.host.starts_with('[') && place.host.ends_with(']'))
-    place.host = place.host.substr(1, place.host.size() - 2);
-  if (place.host.empty()) fail("[init_process_group] '", url, "' has no host");
   std::istringstream fields(query);
   for (std::string f; std::getline(fields, f, '&');) {
     const auto equals = f.find('=');
@@ -61,12 +55,38 @@ Place parse_tcp(const std::string& url, InitOptions& options) {
       fail("[init_process_group] ", name, " is given twice: in '", url, "' and as an argument");
     field = to_number(name + " in '" + url + "'", f.substr(equals + 1));
   }
+  return rest;
+}
+
+void need_rank_and_size(const std::string& url, const InitOptions& options) {
   for (const auto& [name, value] :
        {std::pair("rank", options.rank), std::pair("world_size", options.world_size)})
     if (value < 0)
       fail("[init_process_group] '", url, "' needs ", name, ": give .", name, " = N, or '?", name,
            "=N' in the address");
+}
+
+Place parse_tcp(const std::string& url, InitOptions& options) {
+  std::string rest = url.substr(0, url.find('?')).substr(6);
+  while (rest.ends_with('/')) rest.pop_back();
+  const auto colon = rest.rfind(':');
+  if (colon == std::string::npos || rest.ends_with(']') || colon + 1 == rest.size())
+    fail("[init_process_group] '", url, "' has no port: tcp://host:port is needed");
+  Place place{rest.substr(0, colon),
+              to_number("the port of '" + url + "'", rest.substr(colon + 1))};
+  if (place.host.starts_with('[') && place.host.ends_with(']'))
+    place.host = place.host.substr(1, place.host.size() - 2);
+  if (place.host.empty()) fail("[init_process_group] '", url, "' has no host");
+  parse_query(url, options);
+  need_rank_and_size(url, options);
   return place;
+}
+
+std::string parse_file(const std::string& url, InitOptions& options) {
+  const std::string path = parse_query(url, options);
+  if (path.empty()) fail("[init_process_group] '", url, "' has no path: file:///path is needed");
+  need_rank_and_size(url, options);
+  return path;
 }
 
 // ---- on one machine: a file says the port
@@ -243,6 +263,7 @@ bool is_launched() { return rank_from_environment() && world_size_from_environme
 Rendezvous meet(const InitOptions& given) {
   InitOptions options = given;
   std::optional<Place> place;
+  std::string file;
   const std::string& method = options.init_method;
   const bool alone = options.world_size == 1 && options.rank == 0;
   if (options.store || alone) {
@@ -251,9 +272,11 @@ Rendezvous meet(const InitOptions& given) {
     place = place_from_environment(options);
   } else if (method.starts_with("tcp://")) {
     place = parse_tcp(method, options);
+  } else if (method.starts_with("file://")) {
+    file = parse_file(method, options);
   } else {
     fail("[init_process_group] unknown init_method '", method,
-         "': there are env:// and tcp://host:port, and .store");
+         "': there are env://, tcp://host:port and file:///path, and .store");
   }
   if (place && (place->port < 0 || place->port > 65535))
     fail("[init_process_group] the port (MASTER_PORT) is ", place->port,
@@ -277,6 +300,9 @@ Rendezvous meet(const InitOptions& given) {
       r.address = own_address(*tcp, "", false);
   } else if (alone) {
     r.store = std::make_shared<MemoryStore>();
+  } else if (!file.empty()) {
+    r.store = std::make_shared<FileStore>(file, options.timeout);
+    if (r.local_world_size < r.world_size) r.address = interface_address("");
   } else if (!place) {
     r.store = own = meet_by_file(r.rank, options.timeout);
   } else {
@@ -297,8 +323,8 @@ Rendezvous meet(const InitOptions& given) {
 
   // In a store that somebody keeps, each init has keys of its own.
   const int64_t times = r.store->add(concat("rank/", r.rank), 1);
-  if (own && times > 1)
-    fail("[init_process_group] rank ", r.rank, " came twice to the store ", own->name(),
+  if ((own || !file.empty()) && times > 1)
+    fail("[init_process_group] rank ", r.rank, " came twice to the store ", r.store->name(),
          ": two processes have the same RANK, or two jobs share the port");
   r.store = std::make_shared<PrefixStore>(concat("init", times), r.store);
   r.store->set_timeout(options.timeout);

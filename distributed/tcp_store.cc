@@ -369,7 +369,7 @@ TcpStore::TcpStore(const TcpStoreOptions& options)
     port_ = server_->port();
     addresses_ = resolve(host_, port_, "the store's host");
   }
-  idle_.push_back(connect(Clock::now() + options.timeout));
+  idle_.push_back(connect(Clock::now() + options.timeout, false));
   server_address_.length = sizeof server_address_.storage;
   getpeername(idle_[0].fd(), reinterpret_cast<sockaddr*>(&server_address_.storage),
               &server_address_.length);
@@ -388,7 +388,7 @@ void TcpStore::leave(Milliseconds patience) {
   server_.reset();
 }
 
-Socket TcpStore::connect(Clock::time_point deadline) {
+Socket TcpStore::connect(Clock::time_point deadline, bool again) {
   const auto start = Clock::now();
   auto pause = Milliseconds(2);
   for (;;) {
@@ -403,13 +403,13 @@ Socket TcpStore::connect(Clock::time_point deadline) {
       if (greet(s, a, std::min(deadline, Clock::now() + kGreetingTime))) return s;
       why = ECONNRESET;
     }
-    if (Clock::now() + pause >= deadline)
-      throw StoreUnreachable(concat(
-          "[tcp_store] no store at ", name(), " after ",
-          std::chrono::round<Milliseconds>(Clock::now() - start).count(), " ms (",
-          std::strerror(why),
-          "): rank 0 serves it; is it running, and is this the address that it has on this "
-          "network?"));
+    if (Clock::now() + pause >= deadline || (again && why == ECONNREFUSED))
+      throw StoreUnreachable(
+          concat("[tcp_store] no store at ", name(), " after ",
+                 std::chrono::round<Milliseconds>(Clock::now() - start).count(), " ms (",
+                 std::strerror(why),
+                 "): rank 0 serves it; is it running, and is this the address that it has on this "
+                 "network?"));
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, Milliseconds(250));
   }
@@ -449,7 +449,7 @@ std::string TcpStore::ask(const std::string& request, Milliseconds patience) {
       idle_.pop_back();
     }
   }
-  if (!s) s = connect(Clock::now() + answer_time_);
+  if (!s) s = connect(Clock::now() + answer_time_, true);
   const auto deadline = Clock::now() + patience + answer_time_;
   uint32_t n = 0;
   std::string text;

@@ -79,7 +79,8 @@ class TcpStore : public Store {
 
  private:
   std::string ask(const std::string& request, Milliseconds patience);
-  Socket connect(std::chrono::steady_clock::time_point deadline);
+  // `again`: the store was there before, so that a port where nobody listens means that it has ended.
+  Socket connect(std::chrono::steady_clock::time_point deadline, bool again);
   bool greet(const Socket& socket, const SocketAddress& address,
              std::chrono::steady_clock::time_point deadline);
 

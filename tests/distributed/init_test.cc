@@ -51,7 +51,7 @@ void in_environment(const std::vector<std::pair<const char*, std::string>>& vari
 
 int free_port() { return address_of(listen_on(resolve("127.0.0.1", 0, "test")[0])).port(); }
 
-TEST(Init, NamesEachVariableThatIsMissing) {
+TEST(Init, S_008_NamesEachVariableThatIsMissing) {
   in_environment({}, [] {
     const std::string e = error_of([] { init_process_group(); });
     EXPECT_HAS(e, "lacks RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
@@ -75,7 +75,7 @@ TEST(Init, NamesEachVariableThatIsMissing) {
   });
 }
 
-TEST(Init, RefusesWhatMakesNoSense) {
+TEST(Init, S_008_S_009_RefusesWhatMakesNoSense) {
   auto with = [](const char* rank, const char* world, const char* port) {
     return std::vector<std::pair<const char*, std::string>>{
         {"RANK", rank}, {"WORLD_SIZE", world}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}};
@@ -100,7 +100,10 @@ TEST(Init, RefusesWhatMakesNoSense) {
   refused({}, "rank is given twice",
           {.init_method = "tcp://127.0.0.1:1?rank=0&world_size=2", .rank = 0});
   refused({}, "'ranks=0' is neither", {.init_method = "tcp://127.0.0.1:1?ranks=0"});
-  refused({}, "unknown init_method 'http://a'", {.init_method = "http://a"});
+  refused({}, "'file://' has no path", {.init_method = "file://"});
+  refused({}, "needs rank", {.init_method = "file:///tmp/sherd_no_rank"});
+  refused({}, "unknown init_method 'http://a': there are env://, tcp://",
+          {.init_method = "http://a"});
   refused({}, "the environment lacks WORLD_SIZE",
           {.rank = 0, .store = std::make_shared<MemoryStore>()});
   auto nowhere = with("0", "2", "29500");
@@ -122,7 +125,7 @@ TEST(Init, AWorldOfOneByNumberNeedsNothing) {
   });
 }
 
-TEST(Init, OrderOfCalls) {
+TEST(Init, O_018_OrderOfCalls) {
   run_ranks(2, [](int rank) {
     EXPECT_HAS(error_of([&] { init_process_group({.rank = rank, .world_size = 2}); }),
                "was called before");
@@ -143,7 +146,7 @@ int count_in(const char* folder) {
   return n;
 }
 
-TEST(Init, AgainFiveTimesLeavesNothingBehind) {
+TEST(Init, O_018_AgainFiveTimesLeavesNothingBehind) {
   const int threads = count_in("/proc/self/task"), files = count_in("/proc/self/fd");
   const auto store = std::make_shared<MemoryStore>();
   run_ranks(2,
@@ -183,7 +186,7 @@ TEST(Init, AgainFiveTimesLeavesNothingBehind) {
                 {.init = false});
 }
 
-TEST(Init, Tcp) {
+TEST(Init, R_006_Tcp) {
   const int port = free_port();
   run_processes(
       3,
@@ -200,7 +203,27 @@ TEST(Init, Tcp) {
       {.init = false});
 }
 
-TEST(Init, PortInUse) {
+TEST(Init, S_006_File) {
+  const std::string path = testing::TempDir() + concat("sherd_file_", getpid());
+  run_processes(
+      3,
+      [&](int rank) {
+        for (const char* v : kVariables) unsetenv(v);
+        if (rank == 0)
+          init_process_group({.init_method = "file://" + path, .rank = 0, .world_size = 3});
+        else
+          init_process_group(
+              {.init_method = concat("file://", path, "?rank=", rank, "&world_size=3")});
+        EXPECT_EQ(dist::rank(), rank);
+        Tensor x = full({1}, rank);
+        all_reduce(x);
+        EXPECT_EQ(x.data<float>()[0], 3);
+      },
+      {.init = false});
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+}
+
+TEST(Init, T_28_PortInUse) {
   const Socket taken = listen_on(resolve("127.0.0.1", 0, "test")[0]);
   const std::string at = concat("127.0.0.1:", address_of(taken).port());
   const std::string e = error_of(
@@ -210,7 +233,7 @@ TEST(Init, PortInUse) {
   EXPECT_HAS(e, "--master_port");
 }
 
-TEST(Init, RanksThatDoNotComeAreNamed) {
+TEST(Init, S_010_RanksThatDoNotComeAreNamed) {
   std::vector<std::string> errors(2);
   const auto store = std::make_shared<MemoryStore>();
   const auto start = Clock::now();

@@ -1,9 +1,13 @@
 // The stores: one map, whatever it is reached through, and what may go wrong on the way.
 #include "distributed/store.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,6 +17,7 @@
 #include <random>
 #include <thread>
 
+#include "distributed/file_store.h"
 #include "distributed/store_token.h"
 #include "distributed/tcp_store.h"
 
@@ -42,12 +47,18 @@ struct Kind {
 std::shared_ptr<Store> memory() { return std::make_shared<MemoryStore>(); }
 std::shared_ptr<Store> tcp() { return std::make_shared<TcpStore>(TcpStoreOptions{.serve = true}); }
 
+std::string new_path() {
+  static int made = 0;
+  return testing::TempDir() + concat("store_", getpid(), "_", made++);
+}
+std::shared_ptr<Store> file() { return std::make_shared<FileStore>(new_path()); }
+
 class Stores : public testing::TestWithParam<Kind> {
  protected:
   std::shared_ptr<Store> store_ = GetParam().make();
 };
 
-TEST_P(Stores, SetGetAddDelete) {
+TEST_P(Stores, S_001_SetGetAddDelete) {
   Store& s = *store_;
   for (int i : {1, 2, 3}) s.add("three", i);
   for (int i : {1, 2, 3, 4, 5, 6}) s.add("six", i);
@@ -78,7 +89,7 @@ TEST_P(Stores, SetGetAddDelete) {
   EXPECT_EQ(s.get("word"), "abc");
 }
 
-TEST_P(Stores, CompareSet) {
+TEST_P(Stores, S_002_CompareSet) {
   Store& s = *store_;
   EXPECT_EQ(s.compare_set("k", "old", "new"), "old");  // absent: nothing is set
   EXPECT_FALSE(s.check({"k"}));
@@ -88,7 +99,7 @@ TEST_P(Stores, CompareSet) {
   EXPECT_EQ(s.get("k"), "second");
 }
 
-TEST_P(Stores, WaitEndsInTimeAndNamesTheKeys) {
+TEST_P(Stores, S_003_WaitEndsInTimeAndNamesTheKeys) {
   Store& s = *store_;
   s.set("there", "1");
   auto start = Clock::now();
@@ -107,7 +118,7 @@ TEST_P(Stores, WaitEndsInTimeAndNamesTheKeys) {
   EXPECT_HAS(error_of([&] { s.get("never"); }), "waited 100 ms");
 }
 
-TEST_P(Stores, WaitWakesWhenAnotherThreadSets) {
+TEST_P(Stores, S_003_WaitWakesWhenAnotherThreadSets) {
   Store& s = *store_;
   std::thread other([&] {
     std::this_thread::sleep_for(milliseconds(50));
@@ -137,13 +148,81 @@ TEST_P(Stores, ManyThreads) {
 }
 INSTANTIATE_TEST_SUITE_P(
     All, Stores,
-    testing::Values(Kind{"memory", memory}, Kind{"tcp", tcp},
+    testing::Values(Kind{"memory", memory}, Kind{"tcp", tcp}, Kind{"file", file},
+                    Kind{"prefix_file", [] { return std::make_shared<PrefixStore>("p", file()); }},
                     Kind{"prefix_memory",
                          [] { return std::make_shared<PrefixStore>("p", memory()); }},
                     Kind{"prefix_tcp", [] { return std::make_shared<PrefixStore>("p", tcp()); }}),
     [](const auto& info) { return info.param.name; });
 
-TEST(PrefixStore, KeepsKeysApart) {
+// ---- files
+
+TEST(FileStore, S_006_goes_away_with_its_last_handle) {
+  const std::string path = new_path();
+  auto a = std::make_unique<FileStore>(path), b = std::make_unique<FileStore>(path);
+  a->set("key", "value");
+  EXPECT_EQ(b->get("key"), "value");
+  EXPECT_EQ(b->add("n", 2), 2);
+  EXPECT_EQ(a->add("n", 3), 5);
+  a.reset();
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+  FileStore c(path);
+  EXPECT_EQ(c.get("n"), "5");
+  b.reset();
+  EXPECT_EQ(c.get("key"), "value");
+  { FileStore d(path); }
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+}
+
+TEST(FileStore, S_006_leftover_of_a_killed_job_is_not_taken) {
+  const std::string path = new_path();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    FileStore store(path);
+    store.set("rank/0", "old");
+    raise(SIGKILL);
+  }
+  waitpid(pid, nullptr, 0);
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+  {
+    FileStore store(path);
+    EXPECT_FALSE(store.check({"rank/0"}));
+    EXPECT_EQ(store.num_keys(), 0);
+    store.set("rank/0", "new");
+    EXPECT_EQ(FileStore(path).get("rank/0"), "new");
+  }
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+}
+
+TEST(FileStore, S_006_half_a_record_is_written_over) {
+  const std::string path = new_path();
+  FileStore a(path);
+  a.set("k", "v");
+  const Socket half(
+      open(path.c_str(), O_WRONLY | O_APPEND));  // what a rank killed in a write leaves
+  const int64_t sizes[2] = {5, 1000};
+  ASSERT_EQ(write(half.fd(), sizes, sizeof sizes), ssize_t(sizeof sizes));
+  ASSERT_EQ(write(half.fd(), "other", 5), 5);
+  FileStore b(path);
+  EXPECT_EQ(b.num_keys(), 1);
+  b.set("more", "w");
+  EXPECT_EQ(a.get("more"), "w");
+  EXPECT_EQ(a.get("k"), "v");
+}
+
+TEST(FileStore, AnotherFileIsLeftAlone) {
+  const std::string path = new_path();
+  const Socket file(open(path.c_str(), O_WRONLY | O_CREAT, 0600));
+  ASSERT_EQ(write(file.fd(), "my thesis", 9), 9);
+  EXPECT_HAS(error_of([&] { FileStore store(path); }), "holds something else than a store");
+  struct stat s;
+  stat(path.c_str(), &s);
+  EXPECT_EQ(s.st_size, 9);
+  EXPECT_HAS(error_of([] { FileStore store("/no/such/folder/store"); }), "/no/such/folder/store");
+  unlink(path.c_str());
+}
+
+TEST(PrefixStore, S_007_KeepsKeysApart) {
   const auto below = memory();
   PrefixStore p("p", below), q("q", below);
   p.set("foo", "1");
@@ -157,7 +236,7 @@ TEST(PrefixStore, KeepsKeysApart) {
   EXPECT_TRUE(q.check({"foo"}));
 }
 
-TEST(TcpStore, ServesClients) {
+TEST(TcpStore, S_005_ServesClients) {
   TcpStore server({.serve = true});
   std::vector<std::thread> threads;
   server.set("key", "value");
@@ -189,7 +268,7 @@ TEST(TcpStore, ClientMayComeBeforeTheServer) {
   late.join();
 }
 
-TEST(TcpStore, PortInUseIsNamed) {
+TEST(TcpStore, S_004_T_28_PortInUseIsNamed) {
   TcpStore first({.serve = true});
   const std::string e = error_of([&] { TcpStore second({.port = first.port(), .serve = true}); });
   EXPECT_HAS(e, concat("127.0.0.1:", first.port()));
@@ -215,8 +294,10 @@ TEST(TcpStore, ServerThatEndsIsSaid) {
   const auto start = Clock::now();
   EXPECT_HAS(error_of([&] { client.wait({"never"}, milliseconds(20000)); }),
              "closed the connection");
-  EXPECT_LT(Clock::now() - start, milliseconds(5000));
   ends.join();
+  // And once more, over a new connection.
+  EXPECT_HAS(error_of([&] { client.check({"never"}); }), "no store at");
+  EXPECT_LT(Clock::now() - start, milliseconds(5000));
 }
 
 TEST(TcpStore, TakesASocketThatListens) {
