@@ -68,6 +68,14 @@ std::string FailureRecord::of_deadline(const Where& here, Milliseconds waited) {
   }
 }
 
+bool FailureRecord::is_of_deadline() {
+  try {
+    return store_->check({"reporter"});
+  } catch (const std::exception&) {  // rank 0 is gone, and served it
+    return false;
+  }
+}
+
 std::string FailureRecord::report(const Where& here, Milliseconds waited) {
   std::vector<std::string> keys;
   for (size_t r = 0; r < ranks_.size(); ++r) keys.push_back(concat("where/", r));

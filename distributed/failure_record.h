@@ -30,6 +30,8 @@ class FailureRecord {
   // Each returns the group's text, and blocks for a few seconds at most.
   std::string of_text(const std::string& text);  // for mismatches and local errors
   std::string of_deadline(const Where& here, Milliseconds waited);
+  // Did a deadline pass on some rank, so that the others broke off too?
+  bool is_of_deadline();
   // `lost`: group ranks whose connection broke.
   std::string of_lost(const Where& here, const std::vector<int>& lost);
 

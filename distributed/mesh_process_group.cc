@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "core/context.h"
+#include "distributed/debug.h"
 
 namespace sherd::dist {
 
@@ -18,7 +19,9 @@ MeshProcessGroup::MeshProcessGroup(Init init)
     : backend_(std::move(init.backend)),
       timeout_(init.timeout),
       mesh_(std::move(init.mesh)),
-      record_(std::move(init.store), init.rank, init.ranks, init.name),
+      record_(init.store, init.rank, init.ranks, init.name),
+      flight_(init.name, init.rank, init.ranks),
+      checks_all_(mesh_ && debug_option(DebugOption::kCollectives, *init.store)),
       exchange_(mesh_.get(), init.rank, int(init.ranks.size())),
       context_(Context::current()) {
   rank_ = init.rank;
@@ -85,6 +88,8 @@ Work MeshProcessGroup::issue(const CollectiveTag& tag, std::vector<int> partners
     std::lock_guard lock(mutex_);
     check_alive(name_of(tag.kind));
     operation.tag.sequence = ++sequence_;
+    if (checks_all_) operation.partners = everyone();
+    flight_.issued(operation.tag);
     auto& count = tag.kind == CollectiveKind::kAllGather       ? counts_.all_gather
                   : tag.kind == CollectiveKind::kReduceScatter ? counts_.reduce_scatter
                   : tag.kind == CollectiveKind::kAllReduce     ? counts_.all_reduce
@@ -147,6 +152,7 @@ void MeshProcessGroup::run(Operation& operation) {
   const Milliseconds timeout = operation.options.timeout.value_or(timeout_);
   try {
     if (!error) {
+      flight_.began(operation.tag.sequence);
       if (operation.options.on_start) operation.options.on_start();
       MemoryScope scope(MemoryCategory::kCommunication);
       exchange_.begin(operation.tag, operation.partners, Clock::now() + timeout);
@@ -155,9 +161,11 @@ void MeshProcessGroup::run(Operation& operation) {
     }
   } catch (...) {
     const auto cause = std::current_exception();
+    flight_.ended(operation.tag.sequence, false);
     error = fail_group([&] { return explain(operation.tag, timeout, cause); });
     exchange_.drop();
   }
+  flight_.ended(operation.tag.sequence, !error);
   operation.body = nullptr;  // lets its tensors go before anyone is told
   try {
     if (operation.options.on_end) operation.options.on_end();
@@ -171,12 +179,14 @@ void MeshProcessGroup::run(Operation& operation) {
 std::exception_ptr MeshProcessGroup::fail_group(const std::function<std::string()>& text) {
   std::lock_guard one(failing_);
   std::exception_ptr cause;
+  std::string failure;
   {
     std::lock_guard lock(mutex_);
     cause = failed_;
   }
-  if (!cause) {
-    const std::string failure = text();
+  const bool is_new = !cause;
+  if (is_new) {
+    failure = text();
     cause = std::make_exception_ptr(Error(failure));
     std::lock_guard lock(mutex_);
     failed_ = cause;
@@ -185,6 +195,7 @@ std::exception_ptr MeshProcessGroup::fail_group(const std::function<std::string(
   if (mesh_) {
     mesh_->close();
     point_to_point_->stop(cause);
+    if (is_new && record_.is_of_deadline()) flight_.write(failure);
   }
   return cause;
 }

@@ -9,6 +9,7 @@
 
 #include "distributed/exchange.h"
 #include "distributed/failure_record.h"
+#include "distributed/flight_recorder.h"
 #include "distributed/point_to_point.h"
 #include "distributed/process_group.h"
 
@@ -86,6 +87,8 @@ class MeshProcessGroup : public ProcessGroup {
   Milliseconds timeout_;
   std::unique_ptr<Mesh> mesh_;
   FailureRecord record_;
+  FlightRecorder flight_;
+  const bool checks_all_;  // SHERD_DEBUG=collectives
   Exchange exchange_;
   Context& context_;
 

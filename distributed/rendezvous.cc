@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -18,6 +19,9 @@
 #include <sstream>
 #include <thread>
 
+#include "distributed/file_store.h"
+#include "distributed/job_environment.h"
+#include "distributed/store_token.h"
 #include "distributed/tcp_store.h"
 
 namespace sherd::dist {
@@ -25,51 +29,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::optional<std::string> variable(const char* name) {
-  const char* s = std::getenv(name);
-  if (!s || !*s) return {};
-  return s;
-}
-
-int number(const std::string& what, const std::string& text) {
-  int n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (error != std::errc() || end != text.data() + text.size())
-    fail("[init_process_group] ", what, " is '", text, "', should be a whole number");
-  return n;
-}
-
-// The first of the variables that is set.
-std::optional<int> number_from(std::initializer_list<const char*> names) {
-  for (const char* n : names)
-    if (auto s = variable(n)) return number(n, *s);
-  return {};
-}
-
-std::optional<int> env_rank() { return number_from({"RANK", "OMPI_COMM_WORLD_RANK"}); }
-std::optional<int> env_world_size() { return number_from({"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"}); }
-
 struct Place {  // where rank 0 serves the store
   std::string host;
   int port = 0;
 };
 
-// ---- tcp://host:port?rank=0&world_size=2
+// ---- tcp://host:port?rank=0&world_size=2 and file:///path?rank=0&world_size=2
 
-Place parse_tcp(const std::string& url, InitOptions& options) {
-  std::string rest = url.substr(6), query;
+// Takes rank and world size out of the address, into the options; both must be known then. Returns
+// what lies between scheme and question mark.
+std::string parse_query(const std::string& url, InitOptions& options) {
+  std::string rest = url.substr(url.find("://") + 3), query;
   if (const auto at = rest.find('?'); at != std::string::npos) {
     query = rest.substr(at + 1);
     rest.resize(at);
   }
-  while (rest.ends_with('/')) rest.pop_back();
-  const auto colon = rest.rfind(':');
-  if (colon == std::string::npos || rest.ends_with(']') || colon + 1 == rest.size())
-    fail("[init_process_group] '", url, "' has no port: tcp://host:port is needed");
-  Place place{rest.substr(0, colon), number("the port of '" + url + "'", rest.substr(colon + 1))};
-  if (place.host.starts_with('[') && place.host.ends_with(']'))
-    place.host = place.host.substr(1, place.host.size() - 2);
-  if (place.host.empty()) fail("[init_process_group] '", url, "' has no host");
   std::istringstream fields(query);
   for (std::string f; std::getline(fields, f, '&');) {
     const auto equals = f.find('=');
@@ -79,67 +53,81 @@ Place parse_tcp(const std::string& url, InitOptions& options) {
     int& field = name == "rank" ? options.rank : options.world_size;
     if (field >= 0)
       fail("[init_process_group] ", name, " is given twice: in '", url, "' and as an argument");
-    field = number(name + " in '" + url + "'", f.substr(equals + 1));
+    field = to_number(name + " in '" + url + "'", f.substr(equals + 1));
   }
+  return rest;
+}
+
+void need_rank_and_size(const std::string& url, const InitOptions& options) {
   for (const auto& [name, value] :
        {std::pair("rank", options.rank), std::pair("world_size", options.world_size)})
     if (value < 0)
       fail("[init_process_group] '", url, "' needs ", name, ": give .", name, " = N, or '?", name,
            "=N' in the address");
+}
+
+Place parse_tcp(const std::string& url, InitOptions& options) {
+  std::string rest = url.substr(0, url.find('?')).substr(6);
+  while (rest.ends_with('/')) rest.pop_back();
+  const auto colon = rest.rfind(':');
+  if (colon == std::string::npos || rest.ends_with(']') || colon + 1 == rest.size())
+    fail("[init_process_group] '", url, "' has no port: tcp://host:port is needed");
+  Place place{rest.substr(0, colon),
+              to_number("the port of '" + url + "'", rest.substr(colon + 1))};
+  if (place.host.starts_with('[') && place.host.ends_with(']'))
+    place.host = place.host.substr(1, place.host.size() - 2);
+  if (place.host.empty()) fail("[init_process_group] '", url, "' has no host");
+  parse_query(url, options);
+  need_rank_and_size(url, options);
   return place;
 }
 
-// ---- under mpirun, on one machine: a file in mpirun's folder of this job says the port
-
-// [Note: mpirun] mpirun makes a folder for each job, which only its user may enter and which it
-// removes at the end; so a file there can be nobody else's and of no other job. Where a version of
-// mpirun names none, a folder of our own in /tmp stands in, and the file is named by the job's
-// random key. Rank 0 listens on any free port and writes it down; the file of each
-// init_process_group has a number, and rank 0 removes it when the store is destroyed.
-std::string mpirun_file() {
-  static std::atomic<int> calls = 0;
-  std::string job = variable("PMIX_NAMESPACE").value_or("");
-  std::string folder = variable("OMPI_MCA_orte_jobfam_session_dir").value_or("");
-  if (folder.empty() || access(folder.c_str(), W_OK) != 0) {
-    folder = concat("/tmp/sherd-", getuid());
-    job = concat(job, "_", variable("OMPI_MCA_orte_precondition_transports").value_or(""));
-    mkdir(folder.c_str(), 0700);
-    struct stat s {};
-    if (lstat(folder.c_str(), &s) != 0 || !S_ISDIR(s.st_mode) || s.st_uid != getuid() ||
-        (s.st_mode & 077) != 0)
-      fail("[init_process_group] folder ", folder,
-           " should be there, ours, and closed to others; or set MASTER_ADDR and MASTER_PORT");
-  }
-  std::replace(job.begin(), job.end(), '/', '_');
-  return concat(folder, "/sherd_store_", job, "_", calls++);
+std::string parse_file(const std::string& url, InitOptions& options) {
+  const std::string path = parse_query(url, options);
+  if (path.empty()) fail("[init_process_group] '", url, "' has no path: file:///path is needed");
+  need_rank_and_size(url, options);
+  return path;
 }
 
-// Rank 0's store, and its file.
-class FileAnnouncedStore : public TcpStore {
+// ---- on one machine: a file says the port
+
+// [Note: announced store] Where all ranks are on one machine and nobody gave a port that rank 0 could
+// take (under mpirun; under a torchrun whose agent sits on MASTER_PORT), rank 0 listens on any free
+// port and writes port and token into a file, which only its user can read. The folder is one that
+// the launcher made for this run, so the file can be of no other job. Each init_process_group has a
+// number, and rank 0 removes its file when the store is destroyed.
+class AnnouncedStore : public TcpStore {
  public:
-  FileAnnouncedStore(const TcpStoreOptions& options, std::string file)
+  AnnouncedStore(const TcpStoreOptions& options, std::string file)
       : TcpStore(options), file_(std::move(file)) {
     const std::string beside = concat(file_, ".", getpid());
-    std::ofstream(beside) << port() << std::flush;
-    if (rename(beside.c_str(), file_.c_str()) != 0)
+    const Socket out(open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    const std::string text = concat(port(), " ", options.token, "\n");
+    if (!out || write(out.fd(), text.data(), text.size()) != ssize_t(text.size()) ||
+        rename(beside.c_str(), file_.c_str()) != 0)
       fail("[init_process_group] cannot write ", file_, ": ", std::strerror(errno));
   }
-  ~FileAnnouncedStore() override { unlink(file_.c_str()); }
+  ~AnnouncedStore() override { unlink(file_.c_str()); }
 
  private:
   std::string file_;
 };
 
-std::shared_ptr<TcpStore> meet_under_mpirun(int rank, Milliseconds timeout) {
-  const std::string file = mpirun_file();
-  TcpStoreOptions options{.timeout = timeout};
+std::shared_ptr<TcpStore> meet_by_file(int rank, Milliseconds timeout) {
+  static std::atomic<int> calls = 0;
+  const std::string file = concat(announcement_file(), "_", calls++);
+  TcpStoreOptions options{.timeout = timeout, .token = token_from_environment()};
   if (rank == 0) {
     options.serve = true;
-    return std::make_shared<FileAnnouncedStore>(options, file);
+    if (options.token.empty()) options.token = make_token();
+    return std::make_shared<AnnouncedStore>(options, file);
   }
   const auto deadline = Clock::now() + timeout;
   for (;;) {
-    if (std::ifstream in(file); in >> options.port) return std::make_shared<TcpStore>(options);
+    if (std::ifstream in(file); in >> options.port) {
+      in >> options.token;
+      return std::make_shared<TcpStore>(options);
+    }
     if (Clock::now() > deadline)
       fail("[init_process_group] rank ", rank, " waited ", timeout.count(),
            " ms for rank 0 to write ", file,
@@ -193,7 +181,7 @@ int inherited_listener(int port) {
   const auto fd = variable("SHERD_STORE_FD");
   if (!fd) return -1;
   // A job inside the job has the variable too, and another port.
-  const int n = number("SHERD_STORE_FD", *fd);
+  const int n = to_number("SHERD_STORE_FD", *fd);
   SocketAddress a;
   a.length = sizeof a.storage;
   if (getsockname(n, reinterpret_cast<sockaddr*>(&a.storage), &a.length) != 0 || a.port() != port)
@@ -216,8 +204,8 @@ void need_variables(const InitOptions& options, bool address) {
   auto need = [&](bool there, const char* name) {
     if (!there) missing += concat(missing.empty() ? "" : ", ", name);
   };
-  need(options.rank >= 0 || env_rank(), "RANK");
-  need(options.world_size >= 0 || env_world_size(), "WORLD_SIZE");
+  need(options.rank >= 0 || rank_from_environment(), "RANK");
+  need(options.world_size >= 0 || world_size_from_environment(), "WORLD_SIZE");
   if (address) {
     need(bool(variable("MASTER_ADDR")), "MASTER_ADDR");
     need(bool(variable("MASTER_PORT")), "MASTER_PORT");
@@ -229,51 +217,80 @@ void need_variables(const InitOptions& options, bool address) {
        "to run alone");
 }
 
+// Where env:// says that rank 0 serves the store; none: [Note: announced store].
+std::optional<Place> place_from_environment(const InitOptions& options) {
+  switch (starter()) {
+    case Starter::kMpirun:
+      if (variable("MASTER_ADDR") || variable("MASTER_PORT")) break;
+      if (!on_one_machine())
+        fail(
+            "[init_process_group] mpirun started ranks on several machines: set MASTER_ADDR (of "
+            "rank 0's machine) and MASTER_PORT, as in mpirun -x MASTER_ADDR=node0 -x "
+            "MASTER_PORT=29500, and SHERD_STORE_TOKEN");
+      need_variables(options, false);
+      return {};
+    case Starter::kSlurm:
+      need_variables(options, false);
+      return Place{variable("MASTER_ADDR").value_or(slurm_first_host()),
+                   number_from({"MASTER_PORT"}).value_or(slurm_port())};
+    case Starter::kTorchrun:
+      need_variables(options, true);
+      if (const auto port = number_from({"SHERD_MASTER_PORT"}))
+        return Place{*variable("MASTER_ADDR"), *port};
+      if (!agent_owns_port()) break;
+      if (on_one_machine() && !announcement_file().empty()) return {};
+      return Place{*variable("MASTER_ADDR"), *number_from({"MASTER_PORT"}) + 1};
+    case Starter::kOther:
+      break;
+  }
+  need_variables(options, true);
+  return Place{*variable("MASTER_ADDR"), *number_from({"MASTER_PORT"})};
+}
+
+void warn_of_open_store(const TcpStore& store) {
+  std::fprintf(
+      stderr,
+      "[init_process_group] warning: SHERD_STORE_TOKEN is not set, so the store at %s takes "
+      "whoever connects from this machine's own networks. Set it to the same secret on all "
+      "nodes.\n",
+      store.name().c_str());
+}
+
 }  // namespace
 
-bool is_launched() {
-  return (variable("RANK") && variable("WORLD_SIZE")) ||
-         (variable("OMPI_COMM_WORLD_RANK") && variable("OMPI_COMM_WORLD_SIZE"));
-}
+bool is_launched() { return rank_from_environment() && world_size_from_environment(); }
 
 Rendezvous meet(const InitOptions& given) {
   InitOptions options = given;
-  Place place;
-  bool by_mpirun = false;
+  std::optional<Place> place;
+  std::string file;
   const std::string& method = options.init_method;
   const bool alone = options.world_size == 1 && options.rank == 0;
   if (options.store || alone) {
     need_variables(options, false);
   } else if (method == "env://") {
-    by_mpirun =
-        variable("OMPI_COMM_WORLD_SIZE") && !variable("MASTER_ADDR") && !variable("MASTER_PORT");
-    if (by_mpirun && variable("OMPI_COMM_WORLD_LOCAL_SIZE") != variable("OMPI_COMM_WORLD_SIZE"))
-      fail(
-          "[init_process_group] mpirun started ranks on several machines: set MASTER_ADDR (of rank "
-          "0's machine) and MASTER_PORT, as in mpirun -x MASTER_ADDR=node0 -x MASTER_PORT=29500");
-    need_variables(options, !by_mpirun);
-    if (!by_mpirun)
-      place = {*variable("MASTER_ADDR"), number("MASTER_PORT", *variable("MASTER_PORT"))};
+    place = place_from_environment(options);
   } else if (method.starts_with("tcp://")) {
     place = parse_tcp(method, options);
+  } else if (method.starts_with("file://")) {
+    file = parse_file(method, options);
   } else {
     fail("[init_process_group] unknown init_method '", method,
-         "': there are env:// and tcp://host:port, and .store");
+         "': there are env://, tcp://host:port and file:///path, and .store");
   }
-  if (!by_mpirun && !options.store && !alone && (place.port < 0 || place.port > 65535))
-    fail("[init_process_group] the port (MASTER_PORT) is ", place.port,
+  if (place && (place->port < 0 || place->port > 65535))
+    fail("[init_process_group] the port (MASTER_PORT) is ", place->port,
          ", should be 0 to 65535, as rank 0 listens there");
 
   Rendezvous r;
-  r.rank = options.rank >= 0 ? options.rank : *env_rank();
-  r.world_size = options.world_size >= 0 ? options.world_size : *env_world_size();
+  r.rank = options.rank >= 0 ? options.rank : *rank_from_environment();
+  r.world_size = options.world_size >= 0 ? options.world_size : *world_size_from_environment();
   check_world(r.rank, r.world_size);
-  auto local = [](int given, std::initializer_list<const char*> names, int otherwise) {
-    return given >= 0 ? given : number_from(names).value_or(otherwise);
-  };
-  r.local_rank = local(options.local_rank, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"}, r.rank);
-  r.local_world_size = local(options.local_world_size,
-                             {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, r.world_size);
+  r.local_rank =
+      options.local_rank >= 0 ? options.local_rank : local_rank_from_environment().value_or(r.rank);
+  r.local_world_size = options.local_world_size >= 0
+                           ? options.local_world_size
+                           : local_world_size_from_environment().value_or(r.world_size);
 
   r.address = "127.0.0.1";
   std::shared_ptr<TcpStore>& own = r.own_store;
@@ -283,24 +300,31 @@ Rendezvous meet(const InitOptions& given) {
       r.address = own_address(*tcp, "", false);
   } else if (alone) {
     r.store = std::make_shared<MemoryStore>();
-  } else if (by_mpirun) {
-    r.store = own = meet_under_mpirun(r.rank, options.timeout);
+  } else if (!file.empty()) {
+    r.store = std::make_shared<FileStore>(file, options.timeout);
+    if (r.local_world_size < r.world_size) r.address = interface_address("");
+  } else if (!place) {
+    r.store = own = meet_by_file(r.rank, options.timeout);
   } else {
     const bool several = r.local_world_size < r.world_size;
+    const bool everywhere = several && !says_loopback(place->host);
+    const std::string token = token_from_environment();
     r.store = own = std::make_shared<TcpStore>(
-        TcpStoreOptions{.host = place.host,
-                        .port = place.port,
+        TcpStoreOptions{.host = place->host,
+                        .port = place->port,
                         .serve = r.rank == 0,
-                        .listen_fd = r.rank == 0 ? inherited_listener(place.port) : -1,
-                        .everywhere = several && !says_loopback(place.host),
-                        .timeout = options.timeout});
-    r.address = own_address(*own, place.host, several);
+                        .listen_fd = r.rank == 0 ? inherited_listener(place->port) : -1,
+                        .everywhere = everywhere,
+                        .timeout = options.timeout,
+                        .token = token});
+    if (r.rank == 0 && everywhere && token.empty()) warn_of_open_store(*own);
+    r.address = own_address(*own, place->host, several);
   }
 
   // In a store that somebody keeps, each init has keys of its own.
   const int64_t times = r.store->add(concat("rank/", r.rank), 1);
-  if (own && times > 1)
-    fail("[init_process_group] rank ", r.rank, " came twice to the store ", own->name(),
+  if ((own || !file.empty()) && times > 1)
+    fail("[init_process_group] rank ", r.rank, " came twice to the store ", r.store->name(),
          ": two processes have the same RANK, or two jobs share the port");
   r.store = std::make_shared<PrefixStore>(concat("init", times), r.store);
   r.store->set_timeout(options.timeout);

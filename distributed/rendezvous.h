@@ -13,11 +13,13 @@ class TcpStore;
 struct InitOptions {
   std::string backend = "gloo";
   // Where no store is given:
-  //   env://           RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say all (sherdrun sets them).
-  //                    Under mpirun, its own variables stand in for the first two; and where all
-  //                    ranks are on one machine, a file in mpirun's private folder for the others.
+  //   env://           RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say all (sherdrun sets them);
+  //                    mpirun's, Slurm's and torchrun's variables are known too, see
+  //                    job_environment.h.
   //   tcp://host:port  rank 0 listens there. `rank` and `world_size` are given here, or in the
   //                    address: tcp://host:port?rank=0&world_size=2
+  //   file:///path     a file in a folder that all ranks share; see file_store.h. Also with
+  //                    ?rank=0&world_size=2
   // A world of one rank, given by number, needs neither a store nor an address.
   std::string init_method = "env://";
   int rank = -1, world_size = -1;

@@ -1,6 +1,7 @@
 #include "distributed/socket.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -34,7 +35,44 @@ bool wait_for(int fd, short events, Clock::time_point deadline) {
   }
 }
 
+// The address's bytes; those of IPv4 also where they come in an IPv6 socket's clothes.
+std::string address_bytes(const sockaddr* a) {
+  if (a->sa_family == AF_INET)
+    return std::string(
+        reinterpret_cast<const char*>(&reinterpret_cast<const sockaddr_in*>(a)->sin_addr), 4);
+  if (a->sa_family != AF_INET6) return "";
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr;
+  const std::string bytes(reinterpret_cast<const char*>(&v6), 16);
+  return IN6_IS_ADDR_V4MAPPED(&v6) ? bytes.substr(12) : bytes;
+}
+
+// Does it agree with an interface's address, whole or where the netmask has ones?
+bool matches_interface(const SocketAddress& address, bool whole) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return false;
+  const std::string peer = address_bytes(raw(address));
+  bool found = false;
+  for (ifaddrs* i = list; i && !found; i = i->ifa_next) {
+    if (!i->ifa_addr || !i->ifa_netmask) continue;
+    const std::string own = address_bytes(i->ifa_addr);
+    const std::string mask =
+        whole ? std::string(own.size(), '\xff') : address_bytes(i->ifa_netmask);
+    if (own.empty() || own.size() != peer.size() || mask.size() != own.size()) continue;
+    found = true;
+    for (size_t b = 0; b < own.size(); ++b) found &= ((own[b] ^ peer[b]) & mask[b]) == 0;
+  }
+  freeifaddrs(list);
+  return found;
+}
+
 }  // namespace
+
+bool is_neighbour(const SocketAddress& peer) {
+  return peer.is_loopback() || matches_interface(peer, false);
+}
+bool is_own(const SocketAddress& address) {
+  return address.is_loopback() || matches_interface(address, true);
+}
 
 bool SocketAddress::is_loopback() const {
   if (storage.ss_family == AF_INET)

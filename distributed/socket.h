@@ -46,6 +46,9 @@ Socket listen_on(const SocketAddress& address);
 SocketAddress address_of(const Socket& socket);  // its own end
 // The address of this machine's interface from which `to` is reached.
 SocketAddress local_address_towards(const SocketAddress& to);
+// Is it of a network that one of this machine's interfaces is on, or the machine's own?
+bool is_neighbour(const SocketAddress& peer);
+bool is_own(const SocketAddress& address);  // of one of this machine's interfaces
 // A connection, or none (and errno says why). Waits until the deadline at most.
 Socket connect_to(const SocketAddress& address, std::chrono::steady_clock::time_point deadline);
 // All bytes, or false: the peer closed, an error, or the deadline passed.

@@ -12,13 +12,20 @@
 #include <list>
 #include <thread>
 
+#include "distributed/store_token.h"
+
 namespace sherd::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr char kMagic[] = "SHERDST1";
-constexpr size_t kMagicBytes = 8, kMaxFrame = 64 << 20;
+constexpr std::string_view kMagic = "SHERDST2";
+constexpr size_t kHelloBytes = 8 + kNonceBytes, kMaxFrame = 64 << 20;
+constexpr char kWelcome = 'Y', kRefused = 'N';
+
+// [Note: strangers]
+constexpr auto kGreetingTime = std::chrono::seconds(10);
+constexpr size_t kMaxGreeting = 256;
 
 enum class What : uint8_t { kSet, kGet, kAdd, kCompareSet, kCheck, kWait, kDelete, kNumKeys };
 enum class How : uint8_t { kDone, kTimeout, kError };
@@ -86,8 +93,11 @@ std::string answer(How how, const std::string& text = "") {
 // One thread serves all clients.
 class TcpStoreServer::Loop {
  public:
-  explicit Loop(Socket listener)
-      : listener_(std::move(listener)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  Loop(Socket listener, std::string token)
+      : listener_(std::move(listener)),
+        token_(std::move(token)),
+        neighbours_only_(token_.empty() && !address_of(listener_).is_loopback()),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     fcntl(listener_.fd(), F_SETFL, fcntl(listener_.fd(), F_GETFL) | O_NONBLOCK);
     thread_ = std::thread([this] { run(); });
   }
@@ -101,8 +111,11 @@ class TcpStoreServer::Loop {
  private:
   struct Client {
     Socket socket;
+    Clock::time_point since;
     std::string in, out;
+    std::string expected_proof = {}, own_proof = {};  // after its hello
     bool greeted = false, gone = false;
+    bool refused = false;  // gone once it was told
     // A request that waits for keys.
     std::vector<std::string> missing;
     Clock::time_point deadline;
@@ -114,9 +127,15 @@ class TcpStoreServer::Loop {
     for (;;) {
       std::vector<pollfd> fds{{wake_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
       auto next = Clock::time_point::max();
+      if (is_full_) {  // no descriptor was left for the next connection
+        fds[1].fd = -1;
+        next = Clock::now() + Milliseconds(100);
+        is_full_ = false;
+      }
       for (Client& c : clients_) {
         fds.push_back({c.socket.fd(), short(POLLIN | (c.out.empty() ? 0 : POLLOUT)), 0});
         if (c.waiting) next = std::min(next, c.deadline);
+        if (!c.greeted) next = std::min(next, c.since + kGreetingTime);
       }
       int patience = -1;
       if (next != Clock::time_point::max()) {
@@ -132,27 +151,52 @@ class TcpStoreServer::Loop {
       }
       if (fds[1].revents) accept_all();
       settle_waits();
-      for (Client& c : clients_) flush(c);
+      for (Client& c : clients_) {
+        flush(c);
+        if (!c.greeted && Clock::now() >= c.since + kGreetingTime) c.gone = true;
+      }
       clients_.remove_if([](const Client& c) { return c.gone; });
     }
   }
 
   void accept_all() {
     for (;;) {
-      Socket s(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!s) return;
-      clients_.emplace_back().socket = std::move(s);
+      SocketAddress peer;
+      peer.length = sizeof peer.storage;
+      Socket s(accept4(listener_.fd(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length,
+                       SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!s) {
+        is_full_ = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        if (is_full_) drop_oldest_stranger();
+        return;
+      }
+      if (neighbours_only_ && !is_neighbour(peer)) continue;
+      const auto strangers = std::count_if(clients_.begin(), clients_.end(),
+                                           [](const Client& c) { return !c.greeted && !c.gone; });
+      if (size_t(strangers) >= kMaxGreeting) drop_oldest_stranger();
+      Client& c = clients_.emplace_back();
+      c.socket = std::move(s);
+      c.since = Clock::now();
+    }
+  }
+
+  void drop_oldest_stranger() {  // clients_ are in order of arrival
+    for (Client& c : clients_) {
+      if (c.greeted || c.gone) continue;
+      c.gone = true;
+      return;
     }
   }
 
   void receive(Client& c) {
     char block[1 << 16];
+    const size_t most = c.greeted ? sizeof block : 2 * kHelloBytes;
     for (;;) {
-      const ssize_t n = recv(c.socket.fd(), block, sizeof block, 0);
+      const ssize_t n = recv(c.socket.fd(), block, most, 0);
       if (n > 0) {
         c.in.append(block, n);
         if (c.in.size() > 2 * kMaxFrame) c.gone = true;
-        if (n == sizeof block && !c.gone) continue;
+        if (size_t(n) == sizeof block && !c.gone) continue;
       } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
         c.gone = true;
       }
@@ -161,15 +205,29 @@ class TcpStoreServer::Loop {
     parse(c);
   }
 
-  void parse(Client& c) {
-    if (!c.greeted) {
-      const size_t n = std::min(kMagicBytes, c.in.size());
-      if (c.in.compare(0, n, kMagic, n) != 0) c.gone = true;
-      if (c.gone || n < kMagicBytes) return;
-      c.in.erase(0, kMagicBytes);
-      c.out += kMagic;
-      c.greeted = true;
+  // The hello, then the proof; see [Note: store protocol].
+  void greet(Client& c) {
+    if (c.expected_proof.empty()) {
+      const size_t n = std::min(kMagic.size(), c.in.size());
+      if (c.in.compare(0, n, kMagic.substr(0, n)) != 0) c.gone = true;
+      if (c.gone || c.in.size() < kHelloBytes) return;
+      const std::string theirs = c.in.substr(kMagic.size(), kNonceBytes), ours = make_nonce();
+      c.in.erase(0, kHelloBytes);
+      c.out.append(kMagic).append(ours);
+      c.expected_proof = proof_of(token_, "client", theirs, ours);
+      c.own_proof = proof_of(token_, "server", theirs, ours);
     }
+    if (c.in.size() < kProofBytes) return;
+    c.greeted = same_proof(std::string_view(c.in).substr(0, kProofBytes), c.expected_proof);
+    c.refused = !c.greeted;
+    c.in.erase(0, kProofBytes);
+    c.out += c.greeted ? kWelcome + c.own_proof : std::string(1, kRefused);
+  }
+
+  void parse(Client& c) {
+    if (c.refused) c.in.clear();
+    if (!c.greeted && !c.refused && !c.gone) greet(c);
+    if (!c.greeted) return;
     while (!c.gone && !c.waiting && c.in.size() >= sizeof(uint32_t)) {
       uint32_t n;
       std::memcpy(&n, c.in.data(), sizeof n);
@@ -262,22 +320,29 @@ class TcpStoreServer::Loop {
       else if (errno != EINTR)
         c.gone = true;
     }
+    if (c.refused) c.gone = true;
   }
 
-  Socket listener_, wake_;
+  Socket listener_;
+  const std::string token_;
+  const bool neighbours_only_;
+  Socket wake_;
+  bool is_full_ = false;
   std::list<Client> clients_;
   MemoryStore values_;
   std::thread thread_;
 };
 
-TcpStoreServer::TcpStoreServer(Socket listener)
-    : loop_(std::make_unique<Loop>(std::move(listener))) {}
+TcpStoreServer::TcpStoreServer(Socket listener, std::string token)
+    : loop_(std::make_unique<Loop>(std::move(listener), std::move(token))) {}
 TcpStoreServer::~TcpStoreServer() = default;
 int TcpStoreServer::port() const { return loop_->port(); }
 
 TcpStore::TcpStore(const TcpStoreOptions& options)
     : host_(options.host),
       port_(options.port),
+      token_(options.token),
+      answer_time_(options.answer_time),
       addresses_(resolve(options.host, options.port, "the store's host")) {
   set_timeout(options.timeout);
   if (options.serve) {
@@ -300,11 +365,11 @@ TcpStore::TcpStore(const TcpStoreOptions& options)
       }
       listener = listen_on(at);
     }
-    server_ = std::make_unique<TcpStoreServer>(std::move(listener));
+    server_ = std::make_unique<TcpStoreServer>(std::move(listener), token_);
     port_ = server_->port();
     addresses_ = resolve(host_, port_, "the store's host");
   }
-  idle_.push_back(connect(Clock::now() + options.timeout));
+  idle_.push_back(connect(Clock::now() + options.timeout, false));
   server_address_.length = sizeof server_address_.storage;
   getpeername(idle_[0].fd(), reinterpret_cast<sockaddr*>(&server_address_.storage),
               &server_address_.length);
@@ -323,7 +388,7 @@ void TcpStore::leave(Milliseconds patience) {
   server_.reset();
 }
 
-Socket TcpStore::connect(Clock::time_point deadline) {
+Socket TcpStore::connect(Clock::time_point deadline, bool again) {
   const auto start = Clock::now();
   auto pause = Milliseconds(2);
   for (;;) {
@@ -334,30 +399,48 @@ Socket TcpStore::connect(Clock::time_point deadline) {
         why = errno;
         continue;
       }
-      char reply[kMagicBytes];
-      if (send_all(s, kMagic) && receive_all(s, reply, kMagicBytes, deadline)) {
-        if (std::memcmp(reply, kMagic, kMagicBytes) != 0)
-          fail("[tcp_store] at ", a.to_string(),
-               " another program answers, not a store of Sherd: choose another --master_port "
-               "(MASTER_PORT)");
-        return s;
-      }
+      // A server that is stopped or overrun does not use up the patience of the other addresses.
+      if (greet(s, a, std::min(deadline, Clock::now() + kGreetingTime))) return s;
       why = ECONNRESET;
     }
-    if (Clock::now() + pause >= deadline)
-      fail("[tcp_store] no store at ", name(), " after ",
-           std::chrono::round<Milliseconds>(Clock::now() - start).count(), " ms (",
-           std::strerror(why),
-           "): rank 0 serves it; is it running, and is this the address that it has on this "
-           "network?");
+    if (Clock::now() + pause >= deadline || (again && why == ECONNREFUSED))
+      throw StoreUnreachable(
+          concat("[tcp_store] no store at ", name(), " after ",
+                 std::chrono::round<Milliseconds>(Clock::now() - start).count(), " ms (",
+                 std::strerror(why),
+                 "): rank 0 serves it; is it running, and is this the address that it has on this "
+                 "network?"));
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, Milliseconds(250));
   }
 }
 
+// False: the connection was lost, try again. Error where there is no use in that.
+bool TcpStore::greet(const Socket& s, const SocketAddress& a, Clock::time_point deadline) {
+  const std::string ours = make_nonce();
+  std::string hello(kHelloBytes, '\0'), answer(1, '\0'), proof(kProofBytes, '\0');
+  if (!send_all(s, concat(kMagic, ours)) || !receive_all(s, hello.data(), kMagic.size(), deadline))
+    return false;
+  if (!hello.starts_with(kMagic))
+    fail("[tcp_store] at ", a.to_string(),
+         " another program answers, not a store of Sherd: choose another --master_port "
+         "(MASTER_PORT)");
+  if (!receive_all(s, hello.data() + kMagic.size(), kNonceBytes, deadline)) return false;
+  const std::string theirs = hello.substr(kMagic.size());
+  if (!send_all(s, proof_of(token_, "client", ours, theirs)) ||
+      !receive_all(s, answer.data(), 1, deadline))
+    return false;
+  const bool welcome = answer[0] == kWelcome && receive_all(s, proof.data(), kProofBytes, deadline);
+  if (answer[0] == kWelcome && !welcome) return false;
+  if (!welcome || !same_proof(proof, proof_of(token_, "server", ours, theirs)))
+    fail("[tcp_store] the store at ", a.to_string(),
+         " has another token than this process, which has ", token_.empty() ? "none" : "one", ": ",
+         kTokenVariable, " must be the same for all of a job; or this is another job's store");
+  return true;
+}
+
 // Sends a request and returns the answer's text. StoreTimeout carries the missing keys alone.
 std::string TcpStore::ask(const std::string& request, Milliseconds patience) {
-  constexpr auto kGrace = std::chrono::seconds(30);  // for a server that is slow, not gone
   Socket s;
   {
     std::lock_guard lock(mutex_);
@@ -366,8 +449,8 @@ std::string TcpStore::ask(const std::string& request, Milliseconds patience) {
       idle_.pop_back();
     }
   }
-  if (!s) s = connect(Clock::now() + kGrace);
-  const auto deadline = Clock::now() + patience + kGrace;
+  if (!s) s = connect(Clock::now() + answer_time_, true);
+  const auto deadline = Clock::now() + patience + answer_time_;
   uint32_t n = 0;
   std::string text;
   bool ok = send_all(s, request) &&

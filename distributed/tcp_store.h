@@ -3,11 +3,16 @@
 //
 //     TcpStore store({.host = "10.0.0.1", .port = 29500, .serve = rank == 0});
 //
-// [Note: store protocol] A client says "SHERDST1" and gets it back. Then frames both ways: length
-// (4 bytes), and as many bytes; a request is a number (what) and its fields, an answer a number
-// (how it went) and one field. All numbers are little endian. Whoever says anything else is cut
-// off, and whoever says nothing holds nothing up. Waiting is done in the server, which answers when
-// the keys are there or the time is up.
+// [Note: store protocol] A client says "SHERDST2" and a random number, and gets both words from the
+// server; then each shows that it knows the token (store_token.h), the client first. Then frames both
+// ways: length (4 bytes), and as many bytes; a request is a number (what) and its fields, an answer a
+// number (how it went) and one field. All numbers are little endian. Waiting is done in the server,
+// which answers when the keys are there or the time is up.
+//
+// [Note: strangers] Who says anything else, or does not show the token in 10 s, is cut off; at most
+// 256 connections are between the two at a time, the oldest making room, and they hold a few bytes
+// each. Without a token, a store that is reached from other machines takes only addresses of the
+// networks that this machine is itself on.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -21,7 +26,7 @@ namespace sherd::dist {
 
 class TcpStoreServer {
  public:
-  explicit TcpStoreServer(Socket listener);
+  TcpStoreServer(Socket listener, std::string token);
   ~TcpStoreServer();
   int port() const;
 
@@ -30,19 +35,27 @@ class TcpStoreServer {
   std::unique_ptr<Loop> loop_;
 };
 
+// Nobody answered at the address in time.
+class StoreUnreachable : public Error {
+ public:
+  using Error::Error;
+};
+
 struct TcpStoreOptions {
   std::string host = "127.0.0.1";
   int port = 0;             // 0 where this process serves: any free one
   bool serve = false;       // this process runs the server
   int listen_fd = -1;       // serve on this socket, which listens already and stays its owner's
   bool everywhere = false;  // serve on all addresses, though `host` may mean a loopback here
-  Milliseconds timeout = kDefaultTimeout;  // for connecting, and of the store
+  Milliseconds timeout = kDefaultTimeout;               // for connecting, and of the store
+  std::string token = {};                               // the same on all clients and the server
+  Milliseconds answer_time = std::chrono::seconds(30);  // for a server that is slow, not gone
 };
 
 class TcpStore : public Store {
  public:
-  // Error: the host is unknown, the port is in use, nobody answered in time, or another program
-  // did.
+  // Error: the host is unknown, the port is in use, nobody answered in time, another program did, or
+  // the store has another token.
   explicit TcpStore(const TcpStoreOptions& options);
   ~TcpStore() override;
 
@@ -66,10 +79,15 @@ class TcpStore : public Store {
 
  private:
   std::string ask(const std::string& request, Milliseconds patience);
-  Socket connect(std::chrono::steady_clock::time_point deadline);
+  // `again`: the store was there before, so that a port where nobody listens means that it has ended.
+  Socket connect(std::chrono::steady_clock::time_point deadline, bool again);
+  bool greet(const Socket& socket, const SocketAddress& address,
+             std::chrono::steady_clock::time_point deadline);
 
   std::string host_;
   int port_;
+  std::string token_;
+  Milliseconds answer_time_;
   std::unique_ptr<TcpStoreServer> server_;
   std::vector<SocketAddress> addresses_;
   SocketAddress server_address_;

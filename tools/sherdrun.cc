@@ -1,8 +1,8 @@
 // sherdrun: runs a program as the ranks of a job, with torchrun's flags.
 //
 //     sherdrun --standalone --nproc_per_node=4 ./train --steps=100
-//     sherdrun --nnodes=2 --node_rank=0 --master_addr=node0 --master_port=29500 --nproc_per_node=8
-//     ./train
+//     sherdrun --nnodes=2 --node_rank=0 --master_addr=node0 --nproc_per_node=8 ./train
+//     sherdrun --nnodes=2:4 --rdzv_backend=c10d --rdzv_endpoint=node0 --max_restarts=3 ./train
 //
 // What ranks find in their environment, and how a job ends, is in distributed/launcher/launcher.h.
 #include <unistd.h>
@@ -10,10 +10,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -25,7 +27,7 @@ namespace {
 using sherd::dist::LaunchOptions;
 
 constexpr int kUsageError = 2;
-constexpr int kDefaultPort = 29500;  // torchrun's
+constexpr int kDefaultPort = 29500, kDefaultRdzvPort = 29400;  // torchrun's
 
 constexpr const char* kAbout =
     "Runs PROGRAM as the ranks of a distributed job on this machine, or as this node's ranks of a "
@@ -37,19 +39,24 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  sherdrun --standalone --nproc_per_node=4 ./train --steps=100\n"
     "  sherdrun --nnodes=2 --node_rank=0 --master_addr=node0 --nproc_per_node=8 ./train\n"
+    "  sherdrun --nnodes=2:4 --rdzv_backend=c10d --rdzv_endpoint=node0 --max_restarts=3 ./train\n"
     "\n"
     "Ranks find RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, "
-    "MASTER_PORT\n"
-    "and OMP_NUM_THREADS (cores / ranks, unless you set it) in their environment. A flag can also\n"
-    "come from the environment, as PET_NPROC_PER_NODE and so on.\n";
+    "MASTER_PORT,\n"
+    "TORCHELASTIC_RESTART_COUNT and OMP_NUM_THREADS (cores / ranks, unless you set it) in their\n"
+    "environment. A flag can also come from the environment, as PET_NPROC_PER_NODE and so on.\n"
+    "SHERD_STORE_TOKEN, the same secret on all nodes, keeps strangers out of the job's stores.\n";
 
 struct Flags {
-  bool standalone = false;
-  std::string nproc_per_node = "1";
-  int nnodes = 1;
+  bool standalone = false, no_python = false;
+  std::string nproc_per_node = "1", nnodes = "1";
   int node_rank = 0;
   std::string master_addr;
   int master_port = 0;
+  std::string rdzv_id = "none", rdzv_backend = "static", rdzv_endpoint, rdzv_conf;
+  int max_restarts = 0;
+  double monitor_interval = 0.1, start_timeout = 600;
+  std::string role = "default", log_dir, redirects = "0", tee = "0", local_addr;
 };
 
 class Formatter : public CLI::Formatter {
@@ -67,7 +74,10 @@ CLI::Option* add_flag(CLI::App& app, const std::string& name, T& value, const st
   std::replace(dashes.begin() + 2, dashes.end(), '_', '-');
   if (dashes != names) names += "," + dashes;
   for (char& c : variable) c = static_cast<char>(std::toupper(c));
-  return app.add_option(names, value, help)->envname(variable)->option_text(type);
+  return app.add_option(names, value, help)
+      ->envname(variable)
+      ->option_text(type)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -87,34 +97,145 @@ void enter_users_folder() {
   }
 }
 
+int whole_number(const std::string& flag, std::string_view text, int least) {
+  int n = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (error != std::errc() || end != text.data() + text.size() || n < least) {
+    refuse(sherd::concat(flag, ": '", text, "' should be a whole number from ", least));
+  }
+  return n;
+}
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+// "4" or "2:4".
+void set_nodes(const std::string& text, LaunchOptions& options) {
+  const std::string flag = "--nnodes=" + text;
+  const size_t colon = text.find(':');
+  options.nnodes = whole_number(
+      flag, std::string_view(text).substr(colon == std::string::npos ? 0 : colon + 1), 1);
+  if (colon == std::string::npos) return;
+  options.min_nodes = whole_number(flag, std::string_view(text).substr(0, colon), 1);
+  if (options.min_nodes > options.nnodes) {
+    refuse(flag + ": the least number of nodes should come first, as in 2:4");
+  }
+}
+
+// "node0:29400", "node0", "[fe80::1]:29400".
+void set_endpoint(const std::string& text, int default_port, LaunchOptions& options) {
+  const std::string flag = "--rdzv_endpoint=" + text;
+  const size_t colon = text.rfind(':');
+  const bool has_port = colon != std::string::npos && text.find(']', colon) == std::string::npos;
+  options.master_addr = has_port ? text.substr(0, colon) : text;
+  options.master_port =
+      has_port ? whole_number(flag, std::string_view(text).substr(colon + 1), 0) : default_port;
+  if (options.master_addr.starts_with('[') && options.master_addr.ends_with(']')) {
+    options.master_addr = options.master_addr.substr(1, options.master_addr.size() - 2);
+  }
+  if (options.master_addr.empty()) refuse(flag + ": it has no host");
+}
+
+// "join_timeout=60,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3", in seconds.
+void set_conf(const std::string& text, LaunchOptions& options) {
+  int interval = 5, attempts = 3;
+  std::istringstream fields(text);
+  for (std::string field; std::getline(fields, field, ',');) {
+    const size_t equals = std::min(field.find('='), field.size());
+    const std::string name = field.substr(0, equals), flag = "--rdzv_conf, " + name;
+    const int n =
+        whole_number(flag, std::string_view(field).substr(std::min(equals + 1, field.size())), 0);
+    if (name == "join_timeout" || name == "timeout") {
+      options.start_timeout = std::chrono::seconds(n);
+    } else if (name == "last_call_timeout") {
+      options.last_call = std::chrono::seconds(n);
+    } else if (name == "keep_alive_interval") {
+      interval = n;
+    } else if (name == "keep_alive_max_attempt") {
+      attempts = n;
+    } else {
+      refuse(sherd::concat("--rdzv_conf: unknown name '", name,
+                           "'; there are join_timeout, last_call_timeout, keep_alive_interval and "
+                           "keep_alive_max_attempt"));
+    }
+  }
+  options.lost_after = std::chrono::seconds(std::max(1, interval * attempts));
+}
+
+sherd::dist::StreamChoice to_streams(const std::string& flag, const std::string& text) {
+  try {
+    return sherd::dist::parse_streams(text);
+  } catch (const sherd::Error& error) {
+    refuse(flag + " " + error.what());
+  }
+}
+
 LaunchOptions to_options(const CLI::App& app, const Flags& flags) {
   const bool has_addr = app.count("--master_addr") > 0, has_port = app.count("--master_port") > 0;
-  LaunchOptions options{.nnodes = flags.nnodes,
-                        .node_rank = flags.node_rank,
+  const bool has_endpoint = app.count("--rdzv_endpoint") > 0;
+  LaunchOptions options{.node_rank = flags.node_rank,
                         .master_addr = flags.master_addr,
-                        .master_port = flags.master_port};
+                        .master_port = flags.master_port,
+                        .max_restarts = flags.max_restarts,
+                        .run_id = flags.rdzv_id,
+                        .role = flags.role,
+                        .monitor_interval = milliseconds(flags.monitor_interval),
+                        .start_timeout = milliseconds(flags.start_timeout),
+                        .local_addr = flags.local_addr,
+                        .log_dir = flags.log_dir,
+                        .redirects = to_streams("--redirects", flags.redirects),
+                        .tee = to_streams("--tee", flags.tee)};
+  set_nodes(flags.nnodes, options);
+  set_conf(flags.rdzv_conf, options);
+  if (flags.rdzv_backend == "c10d") options.rdzv_backend = sherd::dist::RdzvBackend::kC10d;
+  if (const char* prefix = std::getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")) {
+    options.line_prefix = prefix;
+  }
   try {
     options.nproc_per_node = sherd::dist::parse_nproc_per_node(flags.nproc_per_node);
   } catch (const sherd::Error& error) {
     refuse(error.what());
   }
-  if (flags.node_rank >= flags.nnodes) {
+  const bool is_c10d = flags.rdzv_backend == "c10d";
+  if (options.run_id.empty() || options.run_id.find('/') != std::string::npos) {
+    refuse("--rdzv_id should be a word without /");
+  }
+  if (flags.node_rank >= options.nnodes) {
     refuse(sherd::concat("--node_rank=", flags.node_rank,
-                         " is not in 0 ... nnodes - 1 = ", flags.nnodes - 1));
+                         " is not in 0 ... nnodes - 1 = ", options.nnodes - 1));
   }
-  if (flags.standalone && flags.nnodes > 1)
+  if (flags.standalone && options.nnodes > 1)
     refuse("--standalone is for one node: leave out --nnodes");
-  if (flags.standalone && (has_addr || has_port)) {
+  if (flags.standalone && (has_addr || has_port || has_endpoint)) {
     refuse(
-        "--standalone chooses address and port itself: leave out --master_addr and --master_port");
+        "--standalone chooses address and port itself: leave out --master_addr, --master_port and "
+        "--rdzv_endpoint");
   }
-  if (flags.nnodes > 1 && (!has_addr || app.count("--node_rank") == 0)) {
+  if (has_endpoint && (has_addr || has_port)) {
+    refuse("--rdzv_endpoint=HOST:PORT is --master_addr and --master_port in one: give either");
+  }
+  if (has_endpoint) {
+    set_endpoint(flags.rdzv_endpoint, is_c10d ? kDefaultRdzvPort : kDefaultPort, options);
+    if (options.nnodes == 1 &&
+        !flags.rdzv_endpoint.ends_with(sherd::concat(":", options.master_port))) {
+      options.master_port = 0;
+    }
+  }
+  if (options.nnodes == 1) return options;
+  if (is_c10d && !has_endpoint && !has_addr) {
+    refuse("--nnodes above 1 with --rdzv_backend=c10d needs --rdzv_endpoint, where node 0 is");
+  }
+  if (!is_c10d && ((!has_addr && !has_endpoint) || app.count("--node_rank") == 0)) {
     refuse("--nnodes above 1 needs --node_rank, and --master_addr, the address of node 0");
   }
-  if (flags.nnodes > 1 && has_port && flags.master_port == 0) {
+  if (!is_c10d && options.min_nodes > 0 && options.min_nodes < options.nnodes) {
+    refuse("--nnodes=MIN:MAX needs --rdzv_backend=c10d");
+  }
+  if ((has_port || has_endpoint) && options.master_port == 0) {
     refuse("--master_port=0, a free port, is for one node");
   }
-  if (flags.nnodes > 1 && !has_port) options.master_port = kDefaultPort;
+  if (!has_port && !has_endpoint) options.master_port = is_c10d ? kDefaultRdzvPort : kDefaultPort;
   return options;
 }
 
@@ -143,14 +264,48 @@ int main(int argc, char** argv) {
       app, "nproc_per_node", flags.nproc_per_node, "N",
       "ranks on this node: a number (default 1), cpu (one a core), gpu (one a GPU), or auto (gpu "
       "if there is one, else cpu)");
-  add_flag(app, "nnodes", flags.nnodes, "N", "nodes (default 1)")->check(CLI::Range(1, 1 << 20));
-  add_flag(app, "node_rank", flags.node_rank, "N", "this node's number, from 0 (default 0)")
+  add_flag(app, "nnodes", flags.nnodes, "N or MIN:MAX", "nodes (default 1)");
+  add_flag(app, "node_rank", flags.node_rank, "N", "this node's number, from 0 (static; default 0)")
       ->check(CLI::Range(0, 1 << 20));
   add_flag(app, "master_addr", flags.master_addr, "HOST",
            "address of node 0 (default on one node: 127.0.0.1)");
   add_flag(app, "master_port", flags.master_port, "PORT",
-           "of the store on node 0 (default on one node: a free one; on several: 29500)")
+           "of the store on node 0 (default on one node: a free one; on several: 29500, or 29400 "
+           "with c10d)")
       ->check(CLI::Range(0, 65535));
+  add_flag(app, "rdzv_backend", flags.rdzv_backend, "NAME",
+           "static: nodes have numbers, node_rank (default); c10d: they get them as they come, and "
+           "may be MIN to MAX")
+      ->check(CLI::IsMember({"static", "c10d"}));
+  add_flag(app, "rdzv_endpoint", flags.rdzv_endpoint, "HOST[:PORT]",
+           "where node 0 is, and meets the others");
+  add_flag(app, "rdzv_id", flags.rdzv_id, "WORD", "of the job, the same on all nodes");
+  add_flag(app, "rdzv_conf", flags.rdzv_conf, "NAME=SECONDS,...",
+           "join_timeout (600), last_call_timeout (30): how long MIN nodes wait for more; "
+           "keep_alive_interval (5) times keep_alive_max_attempt (3): a node silent for so long is "
+           "gone");
+  add_flag(app, "start_timeout", flags.start_timeout, "SECONDS", "for all nodes to come (600)")
+      ->check(CLI::Range(0.001, 1e7));
+  add_flag(app, "max_restarts", flags.max_restarts, "N",
+           "so often all ranks are started again after a failure (default 0)")
+      ->check(CLI::Range(0, 1 << 20));
+  add_flag(app, "monitor_interval", flags.monitor_interval, "SECONDS",
+           "how often nodes tell each other how they are (0.1)")
+      ->check(CLI::Range(0.001, 1e4));
+  add_flag(app, "local_addr", flags.local_addr, "NAME", "what this node is called in messages");
+  add_flag(app, "role", flags.role, "NAME", "ROLE_NAME for the ranks (default)");
+  add_flag(app, "log_dir", flags.log_dir, "FOLDER",
+           "keeps each rank's output in FOLDER/<rdzv_id>_<random>/attempt_<n>/<local rank>/");
+  app.add_option("-r,--redirects", flags.redirects,
+                 "what goes into files only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, "
+                 "0:1,1:3")
+      ->envname("PET_REDIRECTS")
+      ->option_text("STREAMS");
+  app.add_option("-t,--tee", flags.tee, "what goes into files and to the terminal, as above")
+      ->envname("PET_TEE")
+      ->option_text("STREAMS");
+  app.add_flag("--no_python,--no-python", flags.no_python, "taken for torchrun's sake, as always")
+      ->option_text(" ");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

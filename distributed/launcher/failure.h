@@ -20,6 +20,8 @@ struct RankEnd {
   bool failed() const { return !stopped && (exit_code != 0 || signal != 0); }
 };
 
+inline bool is_usage_error(const RankEnd& end) { return end.signal == 0 && end.exit_code == 2; }
+
 // Those that failed, the cause first. `ends` is in the order in which the ends were seen.
 std::vector<RankEnd> failures_by_cause(std::vector<RankEnd> ends);
 

@@ -8,7 +8,8 @@ namespace sherd::dist {
 
 class Fd {
  public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
   Fd(Fd&& other) noexcept : fd_(other.take()) {}
   Fd& operator=(Fd&& other) noexcept {
     std::swap(fd_, other.fd_);
@@ -22,7 +23,7 @@ class Fd {
   int take() { return std::exchange(fd_, -1); }
 
  private:
-  int fd_;
+  int fd_ = -1;
 };
 
 }  // namespace sherd::dist

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,7 +36,6 @@ constexpr size_t kRead = 1 << 16;
 constexpr size_t kPipe = 1 << 20;  // no pipe holds more
 
 constexpr size_t kMaxQueued = 1 << 18;  // then ranks that print must wait for the reader
-constexpr size_t kMaxDescribed = 8;     // failed ranks in the summary
 
 // What this process reads does not block; what the rank writes does.
 void make_pipe(Fd& from, Fd& to) {
@@ -48,20 +46,15 @@ void make_pipe(Fd& from, Fd& to) {
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
 }
 
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 }  // namespace
 
 Job::Job(const LaunchOptions& options, std::string path, std::vector<std::string> argv,
-         const SignalGuard& signals)
+         const SignalGuard& signals, JobHooks hooks)
     : options_(options),
       path_(std::move(path)),
       argv_(std::move(argv)),
       signals_(signals),
+      hooks_(std::move(hooks)),
       children_before_(child_processes()) {}
 
 Job::~Job() {
@@ -69,12 +62,13 @@ Job::~Job() {
   for (Rank& rank : ranks_) {
     waitpid(rank.pid, nullptr, 0);
     for (Stream* stream : {&rank.out, &rank.err}) {
-      if (stream->from >= 0) close(stream->from);
+      for (int fd : {stream->from, stream->log})
+        if (fd >= 0) close(fd);
     }
   }
 }
 
-void Job::start(const RankSpec& spec) {
+void Job::start(RankSpec spec) {
   Rank rank{.rank = spec.rank, .local_rank = spec.local_rank};
   ProcessSpec process{.path = path_, .argv = argv_, .environment = spec.environment};
   process.inherited = spec.store_fd;
@@ -87,7 +81,8 @@ void Job::start(const RankSpec& spec) {
     if (null.get() < 0) fail("[launch] cannot open /dev/null: ", strerror(errno));
     process.in = null.get();
   }
-  const bool is_alone = options_.nproc_per_node == 1;
+  const bool is_logged = spec.log[0].get() >= 0 || spec.log[1].get() >= 0;
+  const bool is_alone = options_.nproc_per_node == 1 && options_.nnodes == 1 && !is_logged;
   const bool is_voice = options_.output == LaunchOutput::kProgram && spec.local_rank == 0;
   if (!is_alone && !is_voice) {
     make_pipe(out_from, out_to);
@@ -102,23 +97,30 @@ void Job::start(const RankSpec& spec) {
   rank.pid = start_process(process);
   rank.out.from = out_from.take();
   rank.err.from = err_from.take();
+  for (Stream* stream : {&rank.out, &rank.err}) {
+    stream->log = spec.log[stream->to - 1].take();
+    stream->is_shown = spec.is_shown[stream->to - 1];
+  }
   ranks_.push_back(std::move(rank));
 }
 
-int Job::run() {
+void Job::run() {
   while (!is_gone()) step();
   for (Rank& rank : ranks_) {
     finish_streams(rank);
     release_held(rank);
   }
-  const int code = conclude();
+}
+
+void Job::flush() {
   const Clock::time_point give_up = Clock::now() + kLastWrites;
   while (!output_.empty() && (interrupted_by_ == 0 || Clock::now() < give_up)) step();
-  return code;
 }
 
 void Job::step() {
-  std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}, {-1, POLLOUT, 0}};
+  std::vector<pollfd> fds{
+      {signals_.fd(), POLLIN, 0}, {-1, POLLOUT, 0}, {all_ended() ? -1 : hooks_.fd, POLLIN, 0}};
+  const size_t first_source = fds.size();
   std::vector<std::pair<Rank*, Stream*>> sources;
   if (!output_.empty()) fds[1].fd = output_.fd();
   if (output_.bytes() < kMaxQueued) {
@@ -133,9 +135,11 @@ void Job::step() {
   poll(fds.data(), fds.size(), poll_timeout());
   if (fds[1].revents != 0) output_.write_some();
   for (size_t i = 0; i < sources.size(); ++i) {
-    if (fds[i + 2].revents != 0) read_stream(*sources[i].first, *sources[i].second, kRead);
+    if (fds[i + first_source].revents != 0)
+      read_stream(*sources[i].first, *sources[i].second, kRead);
   }
   if (fds[0].revents != 0) take_signals();
+  if (fds[2].revents != 0 && hooks_.is_over() && phase_ < Phase::kStopping) stop_ranks();
   if (output_.is_broken(1) && phase_ < Phase::kStopping) interrupt(SIGPIPE);  // as in `job | head`
   keep_time();
 }
@@ -176,6 +180,10 @@ void Job::read_stream(Rank& rank, Stream& stream, size_t most) {
       stream.splitter.finish(line);
       return;
     }
+    if (stream.log >= 0 && write(stream.log, bytes.data(), bytes.size()) < 0) {
+      // A full disk does not end the job.
+      close(std::exchange(stream.log, -1));
+    }
     if (rank.is_raw && stream.to == 2) {
       output_.put(2, bytes);
       is_half_line_ = bytes.back() != '\n';
@@ -196,11 +204,11 @@ void Job::finish_streams(Rank& rank) {
 void Job::take_line(Rank& rank, int to, std::string_view line) {
   if (to == 1) {
     release_held(rank);
-    write_line(rank, to, line);
+    if (rank.out.is_shown) write_line(rank, to, line);
     return;
   }
   rank.tail.add(line);
-  if (rank.is_raw) return;
+  if (rank.is_raw || !rank.err.is_shown) return;
   if (rank.held.empty()) rank.held_since = Clock::now();
   rank.held.emplace_back(line);
   if (rank.held.size() >= kMaxHeld) release_held(rank);
@@ -212,7 +220,18 @@ void Job::write_line(const Rank& rank, int to, std::string_view line) {
   } else if (to == 2 && std::exchange(is_half_line_, false)) {
     output_.put(to, "\n");
   }
-  output_.put(to, concat("[rank ", rank.rank, "] ", line, '\n'));
+  output_.put(to, concat(prefix(rank), line, '\n'));
+}
+
+std::string Job::prefix(const Rank& rank) const {
+  std::string text = options_.line_prefix;
+  for (const auto& [name, value] : {std::pair("${rank}", std::to_string(rank.rank)),
+                                    std::pair("${local_rank}", std::to_string(rank.local_rank)),
+                                    std::pair("${role_name}", options_.role)}) {
+    for (size_t at = text.find(name); at != std::string::npos; at = text.find(name, at))
+      text.replace(at, std::string_view(name).size(), value), at += value.size();
+  }
+  return text;
 }
 
 void Job::release_held(Rank& rank) {
@@ -238,9 +257,8 @@ void Job::show_last_words() {
 // ---- how they end
 
 void Job::take_signals() {
-  signalfd_siginfo info;
-  while (read(signals_.fd(), &info, sizeof info) == sizeof info) {
-    switch (const int signal = static_cast<int>(info.ssi_signo)) {
+  for (int signal = signals_.take(); signal != 0; signal = signals_.take()) {
+    switch (signal) {
       case SIGCHLD:
         break;
       case SIGTSTP:
@@ -309,6 +327,9 @@ void Job::interrupt(int signal) {
 
 void Job::stop_ranks() {
   phase_ = Phase::kStopping;
+  const bool has_failed =
+      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.failed; });
+  if (has_failed && interrupted_by_ == 0 && hooks_.on_failure) hooks_.on_failure(ends_);
   stop_until_ = Clock::now() + options_.grace;
   show_last_words();
   signal_groups(SIGTERM);
@@ -360,27 +381,11 @@ bool Job::is_gone() { return all_ended() && !tend_orphans(); }
 
 // ---- the end
 
-int Job::conclude() {
-  const std::vector<RankEnd> failures = failures_by_cause(ends_);
-  if (failures.empty()) {
-    if (interrupted_by_ == 0) return 0;
-    say(concat("interrupted by ", signal_name(interrupted_by_), ": all ranks were ended"));
-    return 128 + interrupted_by_;
-  }
-  const RankEnd& cause = failures.front();
-  const bool is_usage_error = failures.size() == ranks_.size() &&
-                              std::all_of(ranks_.begin(), ranks_.end(),
-                                          [](const Rank& rank) { return rank.usage_error; }) &&
-                              (ranks_.size() == 1 || !cause.error.empty());
-  if (is_usage_error) return launcher_exit_code(cause);
-  const std::string host = host_name();
-  for (size_t i = 0; i < failures.size() && i < kMaxDescribed; ++i) {
-    say(describe(failures[i], host));
-  }
-  if (failures.size() > kMaxDescribed) {
-    say(concat("and ", failures.size() - kMaxDescribed, " more failed ranks"));
-  }
-  return launcher_exit_code(cause);
+bool Job::is_usage_error() const {
+  if (ranks_.empty() || ends_.empty()) return false;
+  const bool all_say_so =
+      std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.usage_error; });
+  return all_say_so && (ranks_.size() == 1 || !failures_by_cause(ends_).front().error.empty());
 }
 
 void Job::say(std::string_view text) {

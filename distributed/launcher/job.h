@@ -2,12 +2,14 @@
 // [Note: how a job ends] in launcher.h.
 #pragma once
 #include <chrono>
+#include <functional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "distributed/launcher/failure.h"
+#include "distributed/launcher/fd.h"
 #include "distributed/launcher/launcher.h"
 #include "distributed/launcher/lines.h"
 #include "distributed/launcher/output_queue.h"
@@ -20,18 +22,35 @@ struct RankSpec {
   int local_rank;
   std::vector<std::string> environment;
   int store_fd = -1;  // what it inherits
+  Fd log[2] = {};     // of stdout and stderr
+  bool is_shown[2] = {true, true};
+};
+
+// What the other nodes have to do with it. Empty on a single one.
+struct JobHooks {
+  int fd = -1;                         // readable when there may be a reason to stop
+  std::function<bool()> is_over = {};  // is there?
+  std::function<void(const std::vector<RankEnd>&)> on_failure = {};  // once it is known who failed
 };
 
 class Job {
  public:
   Job(const LaunchOptions& options, std::string path, std::vector<std::string> argv,
-      const SignalGuard& signals);
+      const SignalGuard& signals, JobHooks hooks = {});
   ~Job();  // kills what is left
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  void start(const RankSpec& spec);
-  int run();  // after all were started; returns the launcher's exit code
+  void start(RankSpec spec);
+  void run();  // after all were started, until nothing of them is left
+
+  const std::vector<RankEnd>& ends() const {
+    return ends_;
+  }                                                       // in the order in which they were seen
+  int interrupted_by() const { return interrupted_by_; }  // a signal to the launcher, or 0
+  bool is_usage_error() const;  // of all ranks, who have said so themselves
+  void say(std::string_view text);
+  void flush();  // until all is written; after an interrupt, a second at most
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -46,6 +65,8 @@ class Job {
   struct Stream {
     int to;         // 1 or 2
     int from = -1;  // the read end of the rank's pipe; -1: inherited, or at its end
+    int log = -1;   // the file that keeps it
+    bool is_shown = true;
     LineSplitter splitter = {};
   };
 
@@ -89,13 +110,13 @@ class Job {
   bool all_ended() const;
   bool is_gone();
 
-  int conclude();
-  void say(std::string_view text);
+  std::string prefix(const Rank& rank) const;
 
   const LaunchOptions options_;
   const std::string path_;
   const std::vector<std::string> argv_;
   const SignalGuard& signals_;
+  const JobHooks hooks_;
   const std::vector<pid_t> children_before_;
   const Clock::time_point started_ = Clock::now();
 

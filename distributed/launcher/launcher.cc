@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,9 +14,13 @@
 #include <cstdlib>
 
 #include "core/error.h"
+#include "distributed/job_environment.h"
 #include "distributed/launcher/job.h"
+#include "distributed/launcher/log_files.h"
+#include "distributed/launcher/membership.h"
 #include "distributed/launcher/node.h"
 #include "distributed/launcher/signals.h"
+#include "distributed/store_token.h"
 
 extern char** environ;
 
@@ -23,16 +29,11 @@ namespace {
 
 constexpr const char* kSelf = "/proc/self/exe";
 
+constexpr size_t kMaxDescribed = 8;  // failed ranks in the summary
+
 bool is_set(const char* name) {
   const char* value = std::getenv(name);
   return value && *value;
-}
-
-bool is_rank() {
-  if (is_set("RANK") || is_set("WORLD_SIZE") || is_set("OMPI_COMM_WORLD_RANK")) return true;
-  // sbatch's own script and a shell under srun see Slurm's variables too, but as one task.
-  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-  return is_set("SLURM_PROCID") && tasks && std::atoi(tasks) > 1;
 }
 
 void check(const LaunchOptions& o) {
@@ -40,15 +41,26 @@ void check(const LaunchOptions& o) {
     fail("[launch] nproc_per_node must be at least 1, got ", o.nproc_per_node);
   }
   if (o.nnodes < 1) fail("[launch] nnodes must be at least 1, got ", o.nnodes);
+  if (o.min_nodes < 0 || o.min_nodes > o.nnodes) {
+    fail("[launch] min_nodes must be in 1 ... nnodes = ", o.nnodes, ", got ", o.min_nodes);
+  }
   if (o.node_rank < 0 || o.node_rank >= o.nnodes) {
     fail("[launch] node_rank must be in 0 ... nnodes - 1 = ", o.nnodes - 1, ", got ", o.node_rank);
   }
   if (o.master_port < 0 || o.master_port > 65535) {
     fail("[launch] master_port must be in 0 ... 65535, got ", o.master_port);
   }
+  if (o.max_restarts < 0) fail("[launch] max_restarts must be at least 0, got ", o.max_restarts);
+  if (o.run_id.empty() || o.run_id.find('/') != std::string::npos) {
+    fail("[launch] run_id must be a word without /, got '", o.run_id, "'");
+  }
   if (o.nnodes > 1 && (o.master_addr.empty() || o.master_port == 0)) {
     fail("[launch] several nodes need master_addr and master_port, the same on each: where node 0 ",
          "serves the store");
+  }
+  if (o.nnodes > 1 && o.rdzv_backend == RdzvBackend::kStatic && o.min_nodes > 0 &&
+      o.min_nodes < o.nnodes) {
+    fail("[launch] nodes with a node_rank each are fixed in number: a range of nnodes needs c10d");
   }
 }
 
@@ -61,24 +73,50 @@ void open_standard_fds() {
   }
 }
 
-std::vector<std::string> rank_environment(const LaunchOptions& o, int local_rank, int port,
-                                          int store_fd) {
+// One run of all ranks, as this node sees it.
+struct Round {
+  int number = 1;
+  int restarts = 0;
+  int group_rank = 0, group_world_size = 1;
+  int first_rank = 0, world_size = 0;
+  std::string master_addr = {};
+  StoreSocket store = {Fd(), 0};  // rank 0's
+};
+
+std::vector<std::string> rank_environment(const LaunchOptions& o, const Round& round,
+                                          const std::string& token, const std::string& log_folder,
+                                          int local_rank, int store_fd) {
+  const std::string rank = std::to_string(round.first_rank + local_rank);
+  const std::string world_size = std::to_string(round.world_size);
   std::vector<std::pair<std::string, std::string>> set{
-      {"RANK", std::to_string(o.node_rank * o.nproc_per_node + local_rank)},
-      {"WORLD_SIZE", std::to_string(o.nnodes * o.nproc_per_node)},
+      {"RANK", rank},
+      {"WORLD_SIZE", world_size},
       {"LOCAL_RANK", std::to_string(local_rank)},
       {"LOCAL_WORLD_SIZE", std::to_string(o.nproc_per_node)},
-      {"GROUP_RANK", std::to_string(o.node_rank)},
-      {"GROUP_WORLD_SIZE", std::to_string(o.nnodes)},
-      {"MASTER_ADDR", o.master_addr.empty() ? "127.0.0.1" : o.master_addr},
-      {"MASTER_PORT", std::to_string(port)},
+      {"GROUP_RANK", std::to_string(round.group_rank)},
+      {"GROUP_WORLD_SIZE", std::to_string(round.group_world_size)},
+      {"ROLE_NAME", o.role},
+      {"ROLE_RANK", rank},
+      {"ROLE_WORLD_SIZE", world_size},
+      {"MASTER_ADDR", round.master_addr},
+      {"MASTER_PORT", std::to_string(round.store.port)},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(round.restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(o.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", o.run_id},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
       {"SHERD_LAUNCHED", "1"},
+      {kTokenVariable, token},
       // Empty: not this rank's. An outer launcher's must not pass through.
       {"SHERD_STORE_FD", store_fd >= 0 ? std::to_string(store_fd) : ""},
+      {"TORCHELASTIC_ERROR_FILE", ""},
+      {"SHERD_MASTER_PORT", ""},
   };
   if (!is_set("OMP_NUM_THREADS")) {
     set.emplace_back("OMP_NUM_THREADS",
                      std::to_string(std::max(1, core_count() / o.nproc_per_node)));
+  }
+  if (!log_folder.empty() && !is_set("SHERD_FLIGHT_RECORD")) {
+    set.emplace_back("SHERD_FLIGHT_RECORD", log_folder);
   }
   std::vector<std::string> environment;
   for (char** entry = environ; *entry; ++entry) {
@@ -94,31 +132,208 @@ std::vector<std::string> rank_environment(const LaunchOptions& o, int local_rank
   return environment;
 }
 
+std::string summary(const std::vector<RankEnd>& failures) {
+  std::string text;
+  for (size_t i = 0; i < failures.size() && i < kMaxDescribed; ++i) {
+    text += (i > 0 ? "\n" : "") + describe(failures[i], host_name());
+  }
+  if (failures.size() > kMaxDescribed) {
+    text += concat("\nand ", failures.size() - kMaxDescribed, " more failed ranks");
+  }
+  return text;
+}
+
+std::string interruption(int signal) {
+  return concat("interrupted by ", signal_name(signal), ": all ranks were ended");
+}
+
+// What launch() has to remember between the rounds.
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, std::string path, std::vector<std::string> argv)
+      : options_(options), path_(std::move(path)), argv_(std::move(argv)), logs_(options) {
+    if (logs_.any() && options.log_dir.empty()) {
+      std::fprintf(stderr, "sherdrun: output is kept in %s\n", logs_.folder().c_str());
+    }
+  }
+
+  int run_on_one_node() {
+    Round round{.world_size = options_.nproc_per_node};
+    token_ = token_from_environment();
+    if (token_.empty()) token_ = make_token();
+    round.master_addr = options_.master_addr.empty() ? "127.0.0.1" : options_.master_addr;
+    for (;; ++round.restarts) {
+      // A free port is another one each time.
+      round.store = listen_for_store(round.master_addr, options_.master_port);
+      Job job(options_, path_, argv_, signals_);
+      run(job, round);
+      const auto failures = failures_by_cause(job.ends());
+      if (failures.empty() || job.interrupted_by() != 0 || job.is_usage_error() ||
+          round.restarts == options_.max_restarts) {
+        return conclude(job, failures);
+      }
+      job.say(concat(summary(failures), "\nrestart ", round.restarts + 1, " of ",
+                     options_.max_restarts, ": all ranks start again"));
+      job.flush();
+    }
+  }
+
+  int run_on_several_nodes() {
+    token_ = token_from_environment();
+    Membership nodes(options_);
+    if (token_.empty() && nodes.leads()) {
+      std::fprintf(
+          stderr,
+          "sherdrun: warning: %s is not set, so the job's stores take whoever connects from "
+          "this machine's own networks. Set it to the same secret on all nodes.\n",
+          kTokenVariable);
+    }
+    Decision decision;
+    for (int last = 0;;) {  // the round that this node was in
+      nodes.say_waiting(last + 1);
+      // Of what was decided before: until a round that has not been, or the end.
+      while (!decision.is_last() && !(decision.kind == Decision::Kind::kRunning &&
+                                      decision.round > last && place_of(nodes, decision))) {
+        if (const int signal = wait_for_news(nodes, decision)) {
+          return leave(nodes, signal);
+        }
+        for (const auto& [member, why] : decision.refused) {
+          if (member == nodes.number()) return complain(why);
+        }
+      }
+      if (decision.is_last()) return conclude(decision, true);
+      last = decision.round;
+      nodes.say_running(last);
+      Round round = round_of(nodes, decision);
+      Job job(options_, path_, argv_, signals_,
+              {.fd = nodes.fd(),
+               .is_over =
+                   [&] {
+                     if (auto news = nodes.news()) decision = std::move(*news);
+                     return decision.round > last || decision.is_last();
+                   },
+               .on_failure = [&](const auto& ends) { nodes.say_failed(last, ends); }});
+      run(job, round);
+      if (job.interrupted_by() != 0) {
+        nodes.say_leaving(interruption(job.interrupted_by()));
+        return conclude(job, {});
+      }
+      const bool has_ended_well =
+          failures_by_cause(job.ends()).empty() && decision.round == last && !decision.is_last();
+      if (has_ended_well) nodes.say_done(last);
+      job.flush();
+      while (!decision.is_last() && decision.round == last) {
+        if (const int signal = wait_for_news(nodes, decision)) return leave(nodes, signal);
+      }
+      if (decision.is_last()) return conclude(decision, !job.is_usage_error());
+      job.say(decision.text);
+      job.flush();
+    }
+  }
+
+ private:
+  void run(Job& job, Round& round) {
+    for (int local_rank = 0; local_rank < options_.nproc_per_node; ++local_rank) {
+      // Were it open here or in another rank, peers could still connect after rank 0 is gone.
+      const Fd fd = std::move(round.store.fd);
+      RankSpec spec{.rank = round.first_rank + local_rank,
+                    .local_rank = local_rank,
+                    .environment = rank_environment(options_, round, token_, logs_.folder(),
+                                                    local_rank, fd.get()),
+                    .store_fd = fd.get()};
+      for (int stream : {1, 2}) {
+        spec.log[stream - 1] = logs_.open(attempt_, local_rank, stream);
+        spec.is_shown[stream - 1] = logs_.is_shown(local_rank, stream);
+      }
+      job.start(std::move(spec));
+    }
+    ++attempt_;
+    job.run();
+  }
+
+  // The end of a job on one node, or of one that was interrupted here.
+  int conclude(Job& job, const std::vector<RankEnd>& failures) {
+    int code = 0;
+    if (!failures.empty()) {
+      code = launcher_exit_code(failures.front());
+      if (!job.is_usage_error()) job.say(summary(failures));
+    } else if (job.interrupted_by() != 0) {
+      code = 128 + job.interrupted_by();
+      job.say(interruption(job.interrupted_by()));
+    }
+    job.flush();
+    return code;
+  }
+
+  static int conclude(const Decision& decision, bool aloud) {
+    if (decision.kind == Decision::Kind::kSuccess) return 0;
+    if (aloud) std::fprintf(stderr, "%s\n", decision.text.c_str());
+    return decision.exit_code;
+  }
+
+  static int complain(const std::string& why) {
+    std::fprintf(stderr, "sherdrun: %s\n", why.c_str());
+    return 1;
+  }
+
+  static int leave(Membership& nodes, int signal) {
+    nodes.say_leaving(concat("interrupted by ", signal_name(signal)));
+    std::fprintf(stderr, "interrupted by %s\n", signal_name(signal).c_str());
+    return 128 + signal;
+  }
+
+  // Returns a signal that ends the launcher, or 0 when there are news.
+  int wait_for_news(Membership& nodes, Decision& decision) {
+    for (;;) {
+      if (auto news = nodes.news()) {
+        decision = std::move(*news);
+        return 0;
+      }
+      pollfd fds[]{{signals_.fd(), POLLIN, 0}, {nodes.fd(), POLLIN, 0}};
+      poll(fds, 2, -1);
+      for (int signal = signals_.take(); signal != 0; signal = signals_.take()) {
+        if (signal == SIGTSTP) kill(getpid(), SIGSTOP);
+        if (signal != SIGCHLD && signal != SIGTSTP) return signal;
+      }
+    }
+  }
+
+  static std::optional<int> place_of(const Membership& nodes, const Decision& decision) {
+    const int number = nodes.number();
+    for (size_t i = 0; i < decision.nodes.size(); ++i) {
+      if (decision.nodes[i].member == number) return static_cast<int>(i);
+    }
+    return {};
+  }
+
+  static Round round_of(Membership& nodes, const Decision& decision) {
+    Round round{.number = decision.round,
+                .restarts = decision.restarts,
+                .group_rank = *place_of(nodes, decision),
+                .group_world_size = static_cast<int>(decision.nodes.size()),
+                .world_size = decision.world_size,
+                .master_addr = decision.master_addr};
+    round.first_rank = decision.nodes[static_cast<size_t>(round.group_rank)].first_rank;
+    if (round.group_rank == 0) round.store = nodes.take_rank_store();
+    round.store.port = decision.master_port;
+    return round;
+  }
+
+  const LaunchOptions options_;
+  const std::string path_;
+  const std::vector<std::string> argv_;
+  const LogFiles logs_;
+  std::string token_;
+  int attempt_ = 0;
+  const SignalGuard signals_;
+};
+
 int run_ranks(const LaunchOptions& options, const std::string& path,
               const std::vector<std::string>& argv) {
   check(options);
   open_standard_fds();
-  const bool serves_store = options.node_rank == 0;
-  StoreSocket store{Fd(), options.master_port};
-  if (serves_store) {
-    // Several nodes reach it under whatever name they know: a host's own name often means loopback
-    // on that host.
-    const std::string address = options.nnodes > 1            ? ""
-                                : options.master_addr.empty() ? "127.0.0.1"
-                                                              : options.master_addr;
-    store = listen_for_store(address, options.master_port);
-  }
-  const SignalGuard signals;
-  Job job(options, path, argv, signals);
-  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    // Were it open here or in another rank, peers could still connect after rank 0 is gone.
-    const Fd fd = std::move(store.fd);
-    job.start({.rank = options.node_rank * options.nproc_per_node + local_rank,
-               .local_rank = local_rank,
-               .environment = rank_environment(options, local_rank, store.port, fd.get()),
-               .store_fd = fd.get()});
-  }
-  return job.run();
+  Launcher launcher(options, path, argv);
+  return options.nnodes == 1 ? launcher.run_on_one_node() : launcher.run_on_several_nodes();
 }
 
 // The real path, so that `ps` and `pgrep` show the program's name, if it still is this program.
@@ -141,7 +356,7 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
 }
 
 std::optional<int> launch_self(int nproc_per_node, int argc, char** argv) {
-  if (is_rank()) return std::nullopt;
+  if (is_set("RANK") || is_set("WORLD_SIZE") || rank_from_environment()) return std::nullopt;
   try {
     const LaunchOptions options{.nproc_per_node = nproc_per_node, .output = LaunchOutput::kProgram};
     return run_ranks(options, own_path(), std::vector<std::string>(argv, argv + argc));
@@ -165,6 +380,35 @@ int parse_nproc_per_node(std::string_view text) {
     fail("nproc_per_node must be a number from 1, auto, cpu or gpu; got '", text, "'");
   }
   return n;
+}
+
+StreamChoice parse_streams(std::string_view text) {
+  const std::string all(text);
+  const auto number = [&](std::string_view part, int most) {
+    int n = -1;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), n);
+    if (error != std::errc() || end != part.data() + part.size() || n < 0 || n > most) {
+      fail(
+          "must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or that by local rank, as in "
+          "0:1,1:3; got '",
+          all, "'");
+    }
+    return n;
+  };
+  StreamChoice choice;
+  if (text.find(':') == std::string_view::npos) {
+    choice.all = number(text, 3);
+    return choice;
+  }
+  while (true) {
+    const std::string_view part = text.substr(0, text.find(','));
+    const size_t colon = std::min(part.find(':'), part.size());
+    const int local_rank = number(part.substr(0, colon), 1 << 20);
+    choice.by_local_rank[local_rank] =
+        number(colon < part.size() ? part.substr(colon + 1) : std::string_view(), 3);
+    if (part.size() == text.size()) return choice;
+    text.remove_prefix(part.size() + 1);
+  }
 }
 
 std::string find_program(const std::string& name) {

@@ -15,7 +15,12 @@
 //     RANK, WORLD_SIZE                0 ... WORLD_SIZE - 1, over all nodes
 //     LOCAL_RANK, LOCAL_WORLD_SIZE    the same on this node
 //     GROUP_RANK, GROUP_WORLD_SIZE    this node among the nodes
+//     ROLE_NAME, ROLE_RANK, ROLE_WORLD_SIZE     torchrun's; all ranks have one role
 //     MASTER_ADDR, MASTER_PORT        where rank 0 serves the store
+//     SHERD_STORE_TOKEN               the store's secret: made here for a job on one node, unless it
+//                                     was set; on several, what was set
+//     TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID
+//     TORCHELASTIC_USE_AGENT_STORE    False: MASTER_PORT is rank 0's
 //     OMP_NUM_THREADS                 max(1, cores of this node / ranks on it), unless it was set
 //     SHERD_LAUNCHED                  1
 //     SHERD_STORE_FD                  rank 0 only: an inherited socket that already listens on
@@ -33,11 +38,16 @@
 //    left") after that rank, else the earliest.
 //  * SIGINT, SIGTERM or SIGHUP to the launcher: the same at once; a second one kills at once.
 //  * Exit code 2 is a usage error: what all ranks say alike is shown once, with no summary.
+//  * After a failure, max_restarts times, all ranks are started again together, with the same
+//    arguments and TORCHELASTIC_RESTART_COUNT one higher; they go on from their last checkpoint.
+//  * On several nodes, coordinator.h says when the job begins and ends, and all nodes show the same
+//    summary. If node 0 ends, all do.
 // In every case, success included, launch() returns only when no process that the ranks started is
 // left, daemons too: the launcher is their subreaper. If the launcher itself is killed by SIGKILL,
 // the kernel kills the ranks (PR_SET_PDEATHSIG), but not what a rank had started.
 #pragma once
 #include <chrono>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -55,16 +65,52 @@ enum class LaunchOutput {
   kProgram,
 };
 
+enum class RdzvBackend {
+  kStatic,  // each node says its node_rank; node 0 is the one with 0
+  kC10d,    // ranks of nodes as they come; node 0 is the machine that master_addr names
+};
+
+// Of a rank's stdout (1) and stderr (2): none, either or both; for all ranks of this node, but for
+// those (by local rank) that are named.
+struct StreamChoice {
+  int all = 0;
+  std::map<int, int> by_local_rank = {};
+
+  bool has(int local_rank, int stream) const {
+    const auto it = by_local_rank.find(local_rank);
+    return ((it == by_local_rank.end() ? all : it->second) & stream) != 0;
+  }
+  bool any() const { return all != 0 || !by_local_rank.empty(); }
+};
+
 struct LaunchOptions {
   int nproc_per_node =
       1;              // ranks on this node; a single one inherits stdout and stderr, unprefixed
   int nnodes = 1;     // each node runs a launcher with the same options but node_rank
-  int node_rank = 0;  // 0 ... nnodes - 1; its rank 0 serves the store
+  int min_nodes = 0;  // 0: as nnodes; else fewer are enough (kC10d alone)
+  int node_rank = 0;  // 0 ... nnodes - 1 (kStatic)
   std::string master_addr = {};  // of node 0; may be left out on one node, which means 127.0.0.1
   int master_port = 0;           // 0: one that is free; several nodes must name one
   LaunchOutput output = LaunchOutput::kPrefixed;
   std::chrono::milliseconds settle{300};
   std::chrono::milliseconds grace{3000};
+
+  int max_restarts = 0;
+  std::string run_id = "none";  // of the job, the same on all nodes
+  std::string role = "default";
+  RdzvBackend rdzv_backend = RdzvBackend::kStatic;
+  std::chrono::milliseconds monitor_interval{100};   // how often nodes tell each other
+  std::chrono::milliseconds start_timeout{600'000};  // for all nodes to come
+  std::chrono::milliseconds last_call{30'000};   // from min_nodes to the start without the others
+  std::chrono::milliseconds lost_after{15'000};  // a node that is silent for so long is gone
+  std::string local_addr = {};                   // this node's name in messages
+
+  // Output in files: <log_dir>/<run_id>_<random>/attempt_<n>/<local rank>/stdout.log, stderr.log.
+  // Redirected streams go there alone, those of `tee` also to the terminal. log_dir empty: a new
+  // folder in /tmp, which the launcher names; log_dir alone: tee of both.
+  std::string log_dir = {};
+  StreamChoice redirects = {}, tee = {};
+  std::string line_prefix = "[rank ${rank}] ";  // also ${local_rank}, ${role_name}
 };
 
 // Runs `command` (the program, looked up in PATH if it has no slash, and its arguments) as
@@ -87,6 +133,10 @@ std::optional<int> launch_self(int nproc_per_node, int argc, char** argv);
 // (NVIDIA devices, as CUDA_VISIBLE_DEVICES leaves them; throws if there are none), "auto" (gpu if
 // there are any, else cpu). Throws Error on anything else.
 int parse_nproc_per_node(std::string_view text);
+
+// The value of --redirects and --tee: "3", or by local rank "0:1,1:3", of 0 (none), 1 (stdout), 2
+// (stderr), 3 (both). Throws Error on anything else.
+StreamChoice parse_streams(std::string_view text);
 
 // The path of an executable file: `name` itself if it has a slash, else searched for in PATH.
 // Throws Error that says what is wrong with it.

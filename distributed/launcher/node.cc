@@ -110,26 +110,38 @@ int accelerator_count() {
   return devices;
 }
 
-StoreSocket listen_for_store(const std::string& address, int port) {
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+StoreSocket listen_if_free(const std::string& address, int port) {
   Fd fd(address.empty() ? listen_on_all(port) : listen_on_name(address, port));
   if (fd.get() < 0) {
     const int error = errno;
-    const std::string where = address.empty() ? "" : concat(" on ", address);
     switch (error) {
       case EADDRINUSE:
-        fail("[launch] port ", port, where,
-             " is in use: give another master_port, or none (on one ",
-             "node), which takes a free one");
+        return {Fd(), port};
       case EADDRNOTAVAIL:
         fail("[launch] master_addr ", address,
-             " is not an address of this machine; it is where rank ", "0 runs");
+             " is not an address of this machine; it is where rank 0 runs");
       default:
-        fail("[launch] cannot listen on port ", port, where, ": ", strerror(error));
+        fail("[launch] cannot listen on port ", port, address.empty() ? "" : " on ", address, ": ",
+             strerror(error));
     }
   }
   if (const int high = fcntl(fd.get(), F_DUPFD_CLOEXEC, kLowestStoreFd); high >= 0) fd = Fd(high);
   const int bound = port_of(fd.get());
   return {std::move(fd), bound};
+}
+
+StoreSocket listen_for_store(const std::string& address, int port) {
+  StoreSocket store = listen_if_free(address, port);
+  if (store.fd.get() < 0)
+    fail("[launch] port ", port, address.empty() ? "" : " on ", address,
+         " is in use: give another master_port, or none (on one node), which takes a free one");
+  return store;
 }
 
 }  // namespace sherd::dist

@@ -6,6 +6,7 @@
 
 namespace sherd::dist {
 
+std::string host_name();
 int core_count();         // that this process may run on (its affinity mask)
 int accelerator_count();  // NVIDIA devices, as CUDA_VISIBLE_DEVICES leaves them
 
@@ -18,5 +19,7 @@ struct StoreSocket {
 // this machine's; port 0 takes a free one. Throws Error if the port is in use, or the address is
 // not this machine's.
 StoreSocket listen_for_store(const std::string& address, int port);
+// The same, and none (-1) if the port is in use.
+StoreSocket listen_if_free(const std::string& address, int port);
 
 }  // namespace sherd::dist

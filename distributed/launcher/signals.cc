@@ -48,4 +48,9 @@ SignalGuard::~SignalGuard() {
   close(fd_);
 }
 
+int SignalGuard::take() const {
+  signalfd_siginfo info;
+  return read(fd_, &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
+}
+
 }  // namespace sherd::dist

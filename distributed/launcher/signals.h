@@ -13,6 +13,7 @@ class SignalGuard {
   SignalGuard& operator=(const SignalGuard&) = delete;
 
   int fd() const { return fd_; }  // a signalfd, non-blocking
+  int take() const;               // the next that has come, or 0
   const sigset_t& mask_before() const { return mask_before_; }
 
  private:

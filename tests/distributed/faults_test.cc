@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "tests/distributed/spawn.h"
@@ -38,7 +42,7 @@ std::vector<std::string> errors_of(int ranks, const std::function<void(int)>& f,
   return errors;
 }
 
-TEST(Mismatch, OtherOperation) {
+TEST(Mismatch, O_010_T_27_OtherOperation) {
   const auto errors = errors_of(2, [](int rank) {
     Tensor x = full({20, 10}, 1);
     for (int i = 0; i < 100; ++i) all_reduce(x);
@@ -53,7 +57,7 @@ TEST(Mismatch, OtherOperation) {
   EXPECT_EQ(errors[0], errors[1]);  // one record
 }
 
-TEST(Mismatch, ReachesRanksThatDoNotSeeIt) {
+TEST(Mismatch, T_27_ReachesRanksThatDoNotSeeIt) {
   // Ranks 0 and 1 agree on the broadcast; rank 2 is in a barrier with all.
   const auto errors = errors_of(4, [](int rank) {
     Tensor x = full({1000}, 1);
@@ -77,7 +81,7 @@ struct Difference {
 };
 class Differences : public testing::TestWithParam<Difference> {};
 
-TEST_P(Differences, AreNamedOnEveryRank) {
+TEST_P(Differences, O_012_T_27_AreNamedOnEveryRank) {
   // In collectives with a root, ranks other than the root see what is wrong in the next call.
   const auto errors = errors_of(3, [](int rank) {
     GetParam().f(rank);
@@ -187,7 +191,7 @@ TEST(Failed, OnStartThatThrowsIsTheGroupsFailure) {
     EXPECT_HAS(e, "rank 1 failed in #1 all_reduce SUM of float32 [4]: [allocate] no bytes");
 }
 
-TEST(Deadline, SaysWhoArrivedAndWhereTheOthersAre) {
+TEST(Deadline, O_011_T_27_SaysWhoArrivedAndWhereTheOthersAre) {
   std::vector<std::string> errors(4);
   const auto start = Clock::now();
   run_ranks(4,
@@ -210,7 +214,113 @@ TEST(Deadline, SaysWhoArrivedAndWhereTheOthersAre) {
   }
 }
 
-TEST(Deadline, OfOneCallAlone) {
+// ---- T-27, O-011: each rank writes down what it did last
+
+std::vector<std::string> flight_records(const std::string& folder) {
+  std::vector<std::string> texts;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::ifstream file(entry.path());
+    texts.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  std::sort(texts.begin(), texts.end());
+  return texts;
+}
+
+TEST(Deadline, T_27_O_011_leaves_a_flight_record_a_rank) {
+  std::string folder = testing::TempDir() + "flightXXXXXX";
+  ASSERT_TRUE(mkdtemp(folder.data()));
+  const auto results = run_processes(3,
+                                     [&](int rank) {
+                                       setenv("SHERD_FLIGHT_RECORD", folder.c_str(), 1);
+                                       Tensor x = zeros({2, 3});
+                                       for (int i = 0; i < 100; ++i) barrier();
+                                       const Group g = default_group();
+                                       const Work a = g->all_reduce(x, ReduceOp::kSum);
+                                       a.wait();
+                                       if (rank == 1) {  // where it is, is for the record to say
+                                         std::this_thread::sleep_for(milliseconds(1500));
+                                         return;
+                                       }
+                                       const Work b = g->broadcast(x, 0, {.label = "weights"});
+                                       const Work c = g->all_reduce(x);
+                                       c.wait();
+                                     },
+                                     {.timeout = milliseconds(600), .may_fail = true});
+  EXPECT_EQ(results[0].exit_code, 1);
+  const auto records = flight_records(folder);
+  ASSERT_EQ(records.size(), 3u);
+  for (int rank : {0, 1, 2}) {
+    EXPECT_HAS(records[rank], concat("group 'default', rank ", rank, " of 3"));
+    EXPECT_HAS(records[rank],
+               "waited 600 ms in #102 broadcast of float32 [2, 3], root 0, 'weights'");
+    EXPECT_HAS(records[rank], "Did not arrive: rank 1 has entered nothing since #101 all_reduce");
+    EXPECT_FALSE(has(records[rank], " #30 ")) << "not the last 64";
+    EXPECT_HAS(records[rank], "#90 barrier");
+    EXPECT_HAS(records[rank], "#101 all_reduce SUM of float32 [2, 3]");
+    EXPECT_EQ(has(records[rank], "    103  "), rank != 1) << records[rank];
+    EXPECT_HAS(results[rank].output, concat("[rank ", rank, "] the last collectives of group"));
+  }
+  EXPECT_HAS(records[0], "    102  failed");
+  EXPECT_HAS(records[0], "    103  queued");
+  EXPECT_HAS(records[1], "    101  done");
+  std::filesystem::remove_all(folder);
+}
+
+// ---- T-27, O-010: SHERD_DEBUG=collectives compares all ranks' tags before each
+
+TEST(Debug, T_27_mismatch_is_seen_by_all_in_that_call) {
+  setenv("SHERD_DEBUG", "collectives", 1);
+  const auto start = Clock::now();
+  const auto errors = errors_of(4, [](int rank) {
+    Tensor x = full({20, 10}, 1);
+    for (int i = 0; i < 10; ++i) broadcast(x, i % 4), reduce(x, i % 4);
+    // Ranks 1 and 2 send to and hear from the root alone: without the check they would see nothing
+    // here.
+    broadcast(x, rank == 3 ? 1 : 0);
+  });
+  unsetenv("SHERD_DEBUG");
+  EXPECT_LT(Clock::now() - start, milliseconds(8000));
+  for (const auto& e : errors) {
+    EXPECT_HAS(e, "ranks are in different collectives");
+    EXPECT_HAS(e, "#21 broadcast of float32 [20, 10], root 0");
+    EXPECT_HAS(e, "rank 3 entered #21 broadcast of float32 [20, 10], root 1");
+    EXPECT_HAS(e, "they differ in root");
+  }
+}
+
+TEST(Debug, T_27_results_are_the_same) {
+  for (const char* debug : {"", "collectives"}) {
+    setenv("SHERD_DEBUG", debug, 1);
+    run_ranks(3, [](int rank) {
+      Tensor x = full({1000}, rank + 1);
+      all_reduce(x);
+      EXPECT_EQ(x.data<float>()[999], 6);
+      broadcast(x, 1);
+      reduce(x, 2);
+      std::vector<Tensor> in;
+      if (rank == 1) in = {zeros({1}), full({2}, 1), full({3}, 2)};
+      Tensor out = full({rank + 1}, 9);
+      scatter(out, in, 1);
+      EXPECT_EQ(out.data<float>()[rank], rank);
+      std::vector<Tensor> all{zeros({1}), zeros({2}), zeros({3})};
+      gather(rank == 0 ? all : std::vector<Tensor>(), out, 0);
+      if (rank == 0) {
+        EXPECT_EQ(all[2].data<float>()[2], 2);
+      }
+      barrier();
+    });
+  }
+  unsetenv("SHERD_DEBUG");
+}
+
+TEST(Debug, T_31_an_unknown_word_is_refused) {
+  setenv("SHERD_DEBUG", "collectives,everything", 1);
+  const std::string e = error_of([] { run_ranks(2, [](int) {}); });
+  unsetenv("SHERD_DEBUG");
+  EXPECT_HAS(e, "SHERD_DEBUG has 'everything': there is collectives");
+}
+
+TEST(Deadline, O_017_OfOneCallAlone) {
   const auto start = Clock::now();
   const auto errors = errors_of(2, [](int rank) {
     if (rank == 0) barrier({.timeout = milliseconds(200)});
@@ -233,7 +343,7 @@ TEST(Deadline, OfASubgroupNamesGlobalRanks) {
   EXPECT_HAS(errors[2], "Arrived: rank 2. Did not arrive: rank 1");
 }
 
-TEST(Peer, KilledWhileOthersWait) {
+TEST(Peer, T_26_KilledWhileOthersWait) {
   const auto start = Clock::now();
   const auto results = run_processes(3,
                                      [](int rank) {
@@ -285,7 +395,7 @@ TEST(Peer, StoppedIsReportedAsSilent) {
   EXPECT_HAS(results[0].output, "rank 1 does not answer");
 }
 
-TEST(Peer, ThatThrowsEndsTheOthers) {
+TEST(Peer, T_26_ThatThrowsEndsTheOthers) {
   std::string text;
   try {
     run_ranks(3, [](int rank) {

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
 
 #include "core/context.h"
+#include "distributed/job_environment.h"
 #include "distributed/socket.h"
 #include "tests/distributed/spawn.h"
 
@@ -31,8 +34,8 @@ bool has(const std::string& text, const std::string& part) {
 #define EXPECT_HAS(text, part) EXPECT_TRUE(has(text, part)) << "'" << (part) << "' in: " << (text)
 
 constexpr const char* kVariables[] = {
-    "RANK",        "WORLD_SIZE",  "LOCAL_RANK",    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR", "MASTER_PORT", "SHERD_STORE_FD"};
+    "RANK",        "WORLD_SIZE",  "LOCAL_RANK",     "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR", "MASTER_PORT", "SHERD_STORE_FD", "SHERD_STORE_TOKEN"};
 
 // In a process of its own, whose environment has only these.
 void in_environment(const std::vector<std::pair<const char*, std::string>>& variables,
@@ -48,7 +51,7 @@ void in_environment(const std::vector<std::pair<const char*, std::string>>& vari
 
 int free_port() { return address_of(listen_on(resolve("127.0.0.1", 0, "test")[0])).port(); }
 
-TEST(Init, NamesEachVariableThatIsMissing) {
+TEST(Init, S_008_NamesEachVariableThatIsMissing) {
   in_environment({}, [] {
     const std::string e = error_of([] { init_process_group(); });
     EXPECT_HAS(e, "lacks RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
@@ -72,7 +75,7 @@ TEST(Init, NamesEachVariableThatIsMissing) {
   });
 }
 
-TEST(Init, RefusesWhatMakesNoSense) {
+TEST(Init, S_008_S_009_RefusesWhatMakesNoSense) {
   auto with = [](const char* rank, const char* world, const char* port) {
     return std::vector<std::pair<const char*, std::string>>{
         {"RANK", rank}, {"WORLD_SIZE", world}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}};
@@ -97,7 +100,10 @@ TEST(Init, RefusesWhatMakesNoSense) {
   refused({}, "rank is given twice",
           {.init_method = "tcp://127.0.0.1:1?rank=0&world_size=2", .rank = 0});
   refused({}, "'ranks=0' is neither", {.init_method = "tcp://127.0.0.1:1?ranks=0"});
-  refused({}, "unknown init_method 'http://a'", {.init_method = "http://a"});
+  refused({}, "'file://' has no path", {.init_method = "file://"});
+  refused({}, "needs rank", {.init_method = "file:///tmp/sherd_no_rank"});
+  refused({}, "unknown init_method 'http://a': there are env://, tcp://",
+          {.init_method = "http://a"});
   refused({}, "the environment lacks WORLD_SIZE",
           {.rank = 0, .store = std::make_shared<MemoryStore>()});
   auto nowhere = with("0", "2", "29500");
@@ -119,7 +125,7 @@ TEST(Init, AWorldOfOneByNumberNeedsNothing) {
   });
 }
 
-TEST(Init, OrderOfCalls) {
+TEST(Init, O_018_OrderOfCalls) {
   run_ranks(2, [](int rank) {
     EXPECT_HAS(error_of([&] { init_process_group({.rank = rank, .world_size = 2}); }),
                "was called before");
@@ -140,7 +146,7 @@ int count_in(const char* folder) {
   return n;
 }
 
-TEST(Init, AgainFiveTimesLeavesNothingBehind) {
+TEST(Init, O_018_AgainFiveTimesLeavesNothingBehind) {
   const int threads = count_in("/proc/self/task"), files = count_in("/proc/self/fd");
   const auto store = std::make_shared<MemoryStore>();
   run_ranks(2,
@@ -180,7 +186,7 @@ TEST(Init, AgainFiveTimesLeavesNothingBehind) {
                 {.init = false});
 }
 
-TEST(Init, Tcp) {
+TEST(Init, R_006_Tcp) {
   const int port = free_port();
   run_processes(
       3,
@@ -197,7 +203,27 @@ TEST(Init, Tcp) {
       {.init = false});
 }
 
-TEST(Init, PortInUse) {
+TEST(Init, S_006_File) {
+  const std::string path = testing::TempDir() + concat("sherd_file_", getpid());
+  run_processes(
+      3,
+      [&](int rank) {
+        for (const char* v : kVariables) unsetenv(v);
+        if (rank == 0)
+          init_process_group({.init_method = "file://" + path, .rank = 0, .world_size = 3});
+        else
+          init_process_group(
+              {.init_method = concat("file://", path, "?rank=", rank, "&world_size=3")});
+        EXPECT_EQ(dist::rank(), rank);
+        Tensor x = full({1}, rank);
+        all_reduce(x);
+        EXPECT_EQ(x.data<float>()[0], 3);
+      },
+      {.init = false});
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+}
+
+TEST(Init, T_28_PortInUse) {
   const Socket taken = listen_on(resolve("127.0.0.1", 0, "test")[0]);
   const std::string at = concat("127.0.0.1:", address_of(taken).port());
   const std::string e = error_of(
@@ -207,7 +233,7 @@ TEST(Init, PortInUse) {
   EXPECT_HAS(e, "--master_port");
 }
 
-TEST(Init, RanksThatDoNotComeAreNamed) {
+TEST(Init, S_010_RanksThatDoNotComeAreNamed) {
   std::vector<std::string> errors(2);
   const auto store = std::make_shared<MemoryStore>();
   const auto start = Clock::now();
@@ -283,6 +309,166 @@ TEST(Init, UnderMpirun) {
                 {.init = false});
   EXPECT_TRUE(std::filesystem::is_empty(folder));  // the file of the port is gone
   std::filesystem::remove(folder);
+}
+
+// ---- other launchers, by what they set
+
+void set_all(const std::vector<std::pair<const char*, std::string>>& variables) {
+  for (const char* v : kVariables) unsetenv(v);
+  for (const auto& [name, value] : variables) setenv(name, value.c_str(), 1);
+}
+
+void expect_sum_over_ranks(int rank, int ranks) {
+  EXPECT_TRUE(is_launched());
+  for (int i = 0; i < 2; ++i) {
+    init_process_group();
+    EXPECT_EQ(dist::rank(), rank);
+    EXPECT_EQ(world_size(), ranks);
+    EXPECT_EQ(local_rank(), rank);
+    EXPECT_EQ(local_world_size(), ranks);
+    Tensor x = full({1}, rank);
+    all_reduce(x);
+    EXPECT_EQ(x.data<float>()[0], ranks * (ranks - 1) / 2);
+    destroy_process_group();
+  }
+}
+
+TEST(Init, UnderSlurm) {
+  run_processes(3,
+                [&](int rank) {
+                  const std::string job = std::to_string(getppid());
+                  set_all({{"SLURM_PROCID", std::to_string(rank)},
+                           {"SLURM_LOCALID", std::to_string(rank)},
+                           {"SLURM_NODEID", "0"},
+                           {"SLURM_STEP_NUM_TASKS", "3"},
+                           {"SLURM_STEP_TASKS_PER_NODE", "3"},
+                           {"SLURM_JOB_ID", job},
+                           {"SLURM_STEP_ID", "0"},
+                           {"SLURM_STEP_NODELIST", "no-such-host-[3-4]"}});
+                  expect_sum_over_ranks(rank, 3);
+                },
+                {.init = false});
+  in_environment({{"SLURM_PROCID", "2"},
+                  {"SLURM_STEP_NUM_TASKS", "4"},
+                  {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                  {"SLURM_NODEID", "1"},
+                  {"SLURM_JOB_ID", "1000"},
+                  {"SLURM_STEP_ID", "3"},
+                  {"SLURM_STEP_NODELIST", "no-such-host-[3-4].invalid"}},
+                 [] {
+                   EXPECT_EQ(local_world_size_from_environment(), 2);
+                   EXPECT_EQ(slurm_port(), 15000 + 31003 % 10000);
+                   EXPECT_HAS(error_of([] { init_process_group(); }), "no-such-host-3.invalid");
+                 });
+  // sbatch's script is no rank.
+  in_environment({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "1"}},
+                 [] { EXPECT_FALSE(is_launched()); });
+}
+
+TEST(Init, HostsAndTasksOfSlurm) {
+  EXPECT_EQ(first_of_host_list("node7"), "node7");
+  EXPECT_EQ(first_of_host_list("a,b"), "a");
+  EXPECT_EQ(first_of_host_list("node[07-09,12]-ib,other"), "node07-ib");
+  EXPECT_EQ(first_of_host_list("rack[1-2]n[3,5]"), "rack1n3");
+  EXPECT_EQ(first_of_host_list(""), "");
+  EXPECT_EQ(tasks_of_node("4", 0), 4);
+  for (int node = 0; node < 5; ++node)
+    EXPECT_EQ(tasks_of_node("3,2(x3),1", node), (std::array{3, 2, 2, 2, 1}[node]));
+  for (const char* bad : {"", "x", "2(x", "2(x0)", "2(x2", "-1", "2;3"})
+    EXPECT_EQ(tasks_of_node(bad, 3), std::nullopt) << bad;
+  EXPECT_EQ(tasks_of_node("2(x3)", 3), std::nullopt);
+}
+
+std::vector<std::pair<const char*, std::string>> torchrun(int rank, int ranks, int local,
+                                                          int port) {
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(ranks)},
+          {"LOCAL_RANK", std::to_string(rank % local)},
+          {"LOCAL_WORLD_SIZE", std::to_string(local)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)},
+          {"TORCHELASTIC_RUN_ID", "none"},
+          {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+}
+
+// the agent listens on MASTER_PORT, and speaks PyTorch's protocol.
+TEST(Init, R_006_under_torchrun_whose_agent_owns_the_port) {
+  const Socket agent = listen_on(resolve("127.0.0.1", 0, "test")[0]);
+  const int port = address_of(agent).port();
+  const std::string folder = testing::TempDir() + concat("sherd_torchrun_", getpid());
+  run_processes(3,
+                [&](int rank) {
+                  auto variables = torchrun(rank, 3, 3, port);
+                  const std::string mine = concat(folder, "/attempt_0/", rank);
+                  std::filesystem::create_directories(mine);
+                  variables.emplace_back("TORCHELASTIC_ERROR_FILE", mine + "/error.json");
+                  set_all(variables);
+                  expect_sum_over_ranks(rank, 3);
+                },
+                {.init = false});
+  int files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    files += entry.is_regular_file();
+  EXPECT_EQ(files, 0);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Init, R_006_under_torchrun_on_several_machines) {
+  // Neighbouring ports, of which the agent has the first.
+  for (int attempt = 0;; ++attempt) {
+    ASSERT_LT(attempt, 100);
+    const Socket agent = listen_on(resolve("127.0.0.1", 0, "test")[0]);
+    const int port = address_of(agent).port();
+    try {
+      listen_on(resolve("127.0.0.1", port + 1, "test")[0]);
+    } catch (const Error&) {
+      continue;
+    }
+    const int chosen = free_port();
+    run_processes(2,
+                  [&](int rank) {
+                    for (const bool told : {false, true}) {
+                      set_all(torchrun(rank, 2, 1, port));
+                      if (told) setenv("SHERD_MASTER_PORT", std::to_string(chosen).c_str(), 1);
+                      init_process_group();
+                      EXPECT_EQ(default_store()->name(),
+                                concat("tcp://127.0.0.1:", told ? chosen : port + 1));
+                      barrier();
+                      destroy_process_group();
+                    }
+                  },
+                  {.init = false});
+    return;
+  }
+}
+
+TEST(Init, TokenComesFromTheEnvironment) {
+  run_processes(3,
+                [](int rank) {
+                  setenv("SHERD_STORE_TOKEN", rank == 2 ? "other" : "one", 1);
+                  setenv("WORLD_SIZE", "2", 1);
+                  if (rank < 2) {
+                    init_process_group();
+                    barrier();
+                    std::this_thread::sleep_for(milliseconds(500));
+                  } else {
+                    setenv("RANK", "1", 1);
+                    EXPECT_HAS(
+                        error_of([] { init_process_group({.timeout = milliseconds(3000)}); }),
+                        "has another token");
+                  }
+                },
+                {.init = false});
+}
+
+// ---- acceptance: 64 ranks meet and pass a barrier in under 10 s
+
+TEST(Init, SixtyFourRanksMeetAndPassABarrier) {
+  const auto start = Clock::now();
+  run_processes(64, [](int) { barrier(); }, {.timeout = std::chrono::seconds(40)});
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  std::printf("64 ranks met and parted in %.1f s\n", seconds);
+  EXPECT_LT(seconds, 40);  // on a machine that is busy with other things
 }
 
 }  // namespace

@@ -25,6 +25,10 @@ using Clock = std::chrono::steady_clock;
 
 void set(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
 
+// What ranks whose deadline passes write down is not to stay in /tmp.
+[[maybe_unused]] const int kFlightRecords =
+    setenv("SHERD_FLIGHT_RECORD", testing::TempDir().c_str(), 0);
+
 [[noreturn]] void be_rank(int rank, int ranks, const Socket& listener,
                           const std::function<void(int)>& f, const ProcessOptions& options) {
   set_num_threads(1);

@@ -1,17 +1,24 @@
 // The stores: one map, whatever it is reached through, and what may go wrong on the way.
 #include "distributed/store.h"
 
-#include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
+#include <random>
 #include <thread>
 
+#include "distributed/file_store.h"
+#include "distributed/store_token.h"
 #include "distributed/tcp_store.h"
 
 namespace sherd::dist {
@@ -40,12 +47,18 @@ struct Kind {
 std::shared_ptr<Store> memory() { return std::make_shared<MemoryStore>(); }
 std::shared_ptr<Store> tcp() { return std::make_shared<TcpStore>(TcpStoreOptions{.serve = true}); }
 
+std::string new_path() {
+  static int made = 0;
+  return testing::TempDir() + concat("store_", getpid(), "_", made++);
+}
+std::shared_ptr<Store> file() { return std::make_shared<FileStore>(new_path()); }
+
 class Stores : public testing::TestWithParam<Kind> {
  protected:
   std::shared_ptr<Store> store_ = GetParam().make();
 };
 
-TEST_P(Stores, SetGetAddDelete) {
+TEST_P(Stores, S_001_SetGetAddDelete) {
   Store& s = *store_;
   for (int i : {1, 2, 3}) s.add("three", i);
   for (int i : {1, 2, 3, 4, 5, 6}) s.add("six", i);
@@ -76,7 +89,7 @@ TEST_P(Stores, SetGetAddDelete) {
   EXPECT_EQ(s.get("word"), "abc");
 }
 
-TEST_P(Stores, CompareSet) {
+TEST_P(Stores, S_002_CompareSet) {
   Store& s = *store_;
   EXPECT_EQ(s.compare_set("k", "old", "new"), "old");  // absent: nothing is set
   EXPECT_FALSE(s.check({"k"}));
@@ -86,7 +99,7 @@ TEST_P(Stores, CompareSet) {
   EXPECT_EQ(s.get("k"), "second");
 }
 
-TEST_P(Stores, WaitEndsInTimeAndNamesTheKeys) {
+TEST_P(Stores, S_003_WaitEndsInTimeAndNamesTheKeys) {
   Store& s = *store_;
   s.set("there", "1");
   auto start = Clock::now();
@@ -105,7 +118,7 @@ TEST_P(Stores, WaitEndsInTimeAndNamesTheKeys) {
   EXPECT_HAS(error_of([&] { s.get("never"); }), "waited 100 ms");
 }
 
-TEST_P(Stores, WaitWakesWhenAnotherThreadSets) {
+TEST_P(Stores, S_003_WaitWakesWhenAnotherThreadSets) {
   Store& s = *store_;
   std::thread other([&] {
     std::this_thread::sleep_for(milliseconds(50));
@@ -135,13 +148,81 @@ TEST_P(Stores, ManyThreads) {
 }
 INSTANTIATE_TEST_SUITE_P(
     All, Stores,
-    testing::Values(Kind{"memory", memory}, Kind{"tcp", tcp},
+    testing::Values(Kind{"memory", memory}, Kind{"tcp", tcp}, Kind{"file", file},
+                    Kind{"prefix_file", [] { return std::make_shared<PrefixStore>("p", file()); }},
                     Kind{"prefix_memory",
                          [] { return std::make_shared<PrefixStore>("p", memory()); }},
                     Kind{"prefix_tcp", [] { return std::make_shared<PrefixStore>("p", tcp()); }}),
     [](const auto& info) { return info.param.name; });
 
-TEST(PrefixStore, KeepsKeysApart) {
+// ---- files
+
+TEST(FileStore, S_006_goes_away_with_its_last_handle) {
+  const std::string path = new_path();
+  auto a = std::make_unique<FileStore>(path), b = std::make_unique<FileStore>(path);
+  a->set("key", "value");
+  EXPECT_EQ(b->get("key"), "value");
+  EXPECT_EQ(b->add("n", 2), 2);
+  EXPECT_EQ(a->add("n", 3), 5);
+  a.reset();
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+  FileStore c(path);
+  EXPECT_EQ(c.get("n"), "5");
+  b.reset();
+  EXPECT_EQ(c.get("key"), "value");
+  { FileStore d(path); }
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+}
+
+TEST(FileStore, S_006_leftover_of_a_killed_job_is_not_taken) {
+  const std::string path = new_path();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    FileStore store(path);
+    store.set("rank/0", "old");
+    raise(SIGKILL);
+  }
+  waitpid(pid, nullptr, 0);
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+  {
+    FileStore store(path);
+    EXPECT_FALSE(store.check({"rank/0"}));
+    EXPECT_EQ(store.num_keys(), 0);
+    store.set("rank/0", "new");
+    EXPECT_EQ(FileStore(path).get("rank/0"), "new");
+  }
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+}
+
+TEST(FileStore, S_006_half_a_record_is_written_over) {
+  const std::string path = new_path();
+  FileStore a(path);
+  a.set("k", "v");
+  const Socket half(
+      open(path.c_str(), O_WRONLY | O_APPEND));  // what a rank killed in a write leaves
+  const int64_t sizes[2] = {5, 1000};
+  ASSERT_EQ(write(half.fd(), sizes, sizeof sizes), ssize_t(sizeof sizes));
+  ASSERT_EQ(write(half.fd(), "other", 5), 5);
+  FileStore b(path);
+  EXPECT_EQ(b.num_keys(), 1);
+  b.set("more", "w");
+  EXPECT_EQ(a.get("more"), "w");
+  EXPECT_EQ(a.get("k"), "v");
+}
+
+TEST(FileStore, AnotherFileIsLeftAlone) {
+  const std::string path = new_path();
+  const Socket file(open(path.c_str(), O_WRONLY | O_CREAT, 0600));
+  ASSERT_EQ(write(file.fd(), "my thesis", 9), 9);
+  EXPECT_HAS(error_of([&] { FileStore store(path); }), "holds something else than a store");
+  struct stat s;
+  stat(path.c_str(), &s);
+  EXPECT_EQ(s.st_size, 9);
+  EXPECT_HAS(error_of([] { FileStore store("/no/such/folder/store"); }), "/no/such/folder/store");
+  unlink(path.c_str());
+}
+
+TEST(PrefixStore, S_007_KeepsKeysApart) {
   const auto below = memory();
   PrefixStore p("p", below), q("q", below);
   p.set("foo", "1");
@@ -155,7 +236,7 @@ TEST(PrefixStore, KeepsKeysApart) {
   EXPECT_TRUE(q.check({"foo"}));
 }
 
-TEST(TcpStore, ServesClients) {
+TEST(TcpStore, S_005_ServesClients) {
   TcpStore server({.serve = true});
   std::vector<std::thread> threads;
   server.set("key", "value");
@@ -187,7 +268,7 @@ TEST(TcpStore, ClientMayComeBeforeTheServer) {
   late.join();
 }
 
-TEST(TcpStore, PortInUseIsNamed) {
+TEST(TcpStore, S_004_T_28_PortInUseIsNamed) {
   TcpStore first({.serve = true});
   const std::string e = error_of([&] { TcpStore second({.port = first.port(), .serve = true}); });
   EXPECT_HAS(e, concat("127.0.0.1:", first.port()));
@@ -213,8 +294,10 @@ TEST(TcpStore, ServerThatEndsIsSaid) {
   const auto start = Clock::now();
   EXPECT_HAS(error_of([&] { client.wait({"never"}, milliseconds(20000)); }),
              "closed the connection");
-  EXPECT_LT(Clock::now() - start, milliseconds(5000));
   ends.join();
+  // And once more, over a new connection.
+  EXPECT_HAS(error_of([&] { client.check({"never"}); }), "no store at");
+  EXPECT_LT(Clock::now() - start, milliseconds(5000));
 }
 
 TEST(TcpStore, TakesASocketThatListens) {
@@ -229,55 +312,191 @@ TEST(TcpStore, TakesASocketThatListens) {
              "SHERD_STORE_FD");
 }
 
-// A peer that speaks otherwise is cut off, or stays silent; the store serves others all the while.
-TEST(TcpStore, GarbageAndSilenceHurtNobody) {
-  TcpStore server({.serve = true, .timeout = milliseconds(5000)});
-  const SocketAddress at = resolve("127.0.0.1", server.port(), "test")[0];
-  std::vector<Socket> open;
-  auto connect = [&] { return connect_to(at, Clock::now() + milliseconds(5000)); };
-  auto is_closed = [](const Socket& s) {
-    char byte;
-    return !receive_all(s, &byte, 1, Clock::now() + milliseconds(5000));
-  };
-  open.push_back(connect());  // says nothing
-  open.push_back(connect());  // half a greeting
-  send_all(open[1], "SHER");
-  Socket http = connect();
-  send_all(http, "GET / HTTP/1.1\r\n\r\n");
-  EXPECT_TRUE(is_closed(http));
-  auto after_greeting = [&](const std::string& bytes) {
-    Socket s = connect();
-    char reply[8];
-    EXPECT_TRUE(send_all(s, "SHERDST1"));
-    EXPECT_TRUE(receive_all(s, reply, 8, Clock::now() + milliseconds(5000)));
-    EXPECT_TRUE(send_all(s, bytes));
-    return s;
-  };
-  auto frame = [](const std::string& payload) {
-    const auto n = uint32_t(payload.size());
-    return std::string(reinterpret_cast<const char*>(&n), 4) + payload;
-  };
-  EXPECT_TRUE(is_closed(after_greeting("\xff\xff\xff\xff")));             // a huge frame
-  EXPECT_TRUE(is_closed(after_greeting(frame(""))));                      // no request
-  EXPECT_TRUE(is_closed(after_greeting(frame(std::string(1, '\x63')))));  // no such request
-  EXPECT_TRUE(is_closed(after_greeting(frame(std::string(9, '\x00')))));  // set, cut short
-  EXPECT_TRUE(is_closed(
-      after_greeting(frame(std::string(1, '\x00') + std::string(8, '\xff')))));    // negative size
-  EXPECT_TRUE(is_closed(after_greeting(frame("\x05" + std::string(8, '\x7f')))));  // 2^62 keys
-  open.push_back(after_greeting("\x40"));                                          // half a frame
-  uint64_t state = 1;
-  for (int i = 0; i < 200; ++i) {
-    std::string noise;
-    for (int k = 0; k < 40; ++k) {
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      noise += char(state >> 60);  // small numbers: they look like requests
-    }
-    Socket s = connect();
-    send_all(s, (i % 2 ? "SHERDST1" : "") + frame(noise));
+// ---- strangers
+
+constexpr const char* kTokens[] = {"", "a secret"};
+
+Socket connect_to_port(int port) {
+  return connect_to(resolve("127.0.0.1", port, "test")[0], Clock::now() + milliseconds(5000));
+}
+bool is_closed(const Socket& s) {
+  const auto deadline = Clock::now() + milliseconds(5000);
+  for (char byte; receive_all(s, &byte, 1, deadline);) {
   }
-  EXPECT_EQ(server.add("works", 1), 1);
-  TcpStore client({.port = server.port(), .timeout = milliseconds(5000)});
-  EXPECT_EQ(client.get("works"), "1");
+  return Clock::now() < deadline;
+}
+std::string frame(const std::string& payload) {
+  const auto n = uint32_t(payload.size());
+  return std::string(reinterpret_cast<const char*>(&n), 4) + payload;
+}
+// Greets as a client of this token would, and then says `bytes`.
+Socket after_greeting(int port, const std::string& token, const std::string& bytes) {
+  Socket s = connect_to_port(port);
+  std::string hello(8 + kNonceBytes, ' '), welcome(1 + kProofBytes, ' ');
+  const std::string ours = make_nonce();
+  const auto soon = Clock::now() + milliseconds(5000);
+  EXPECT_TRUE(send_all(s, "SHERDST2" + ours) && receive_all(s, hello.data(), hello.size(), soon));
+  EXPECT_TRUE(send_all(s, proof_of(token, "client", ours, hello.substr(8))));
+  EXPECT_TRUE(receive_all(s, welcome.data(), welcome.size(), soon));
+  EXPECT_TRUE(send_all(s, bytes));
+  return s;
+}
+
+void expect_works(TcpStore& server, const std::string& token) {
+  const auto start = Clock::now();
+  const int64_t n = server.add("works", 1);
+  TcpStore client({.port = server.port(), .timeout = milliseconds(5000), .token = token});
+  EXPECT_EQ(client.add("works", 1), n + 1);
+  EXPECT_LT(Clock::now() - start, milliseconds(4000));
+}
+
+// A peer that speaks otherwise is cut off, or stays silent; the store serves others all the while.
+TEST(TcpStore, T_28_strangers_garbage_and_silence_hurt_nobody) {
+  for (const std::string token : kTokens) {
+    TcpStore server({.serve = true, .timeout = milliseconds(5000), .token = token});
+    const int port = server.port();
+    std::vector<Socket> open;
+    open.push_back(connect_to_port(port));  // says nothing
+    open.push_back(connect_to_port(port));  // half a greeting
+    send_all(open[1], "SHER");
+    open.push_back(connect_to_port(port));  // half a proof
+    send_all(open[2], "SHERDST2" + make_nonce() + "12345");
+    Socket http = connect_to_port(port);
+    send_all(http, "GET / HTTP/1.1\r\n\r\n");
+    EXPECT_TRUE(is_closed(http));
+    const auto says = [&](const std::string& bytes) { return after_greeting(port, token, bytes); };
+    EXPECT_TRUE(is_closed(says("\xff\xff\xff\xff")));             // a huge frame
+    EXPECT_TRUE(is_closed(says(frame(""))));                      // no request
+    EXPECT_TRUE(is_closed(says(frame(std::string(1, '\x63')))));  // no such request
+    EXPECT_TRUE(is_closed(says(frame(std::string(9, '\x00')))));  // set, cut short
+    EXPECT_TRUE(
+        is_closed(says(frame(std::string(1, '\x00') + std::string(8, '\xff')))));  // negative size
+    EXPECT_TRUE(is_closed(says(frame("\x05" + std::string(8, '\x7f')))));          // 2^62 keys
+    open.push_back(says("\x40"));                                                  // half a frame
+    expect_works(server, token);
+  }
+}
+
+TEST(TcpStore, T_28_store_of_another_token_is_refused) {
+  TcpStore server({.serve = true, .token = "one"});
+  server.set("secret", "value");
+  for (const std::string token : {"other", "", "one ", "On"}) {
+    const auto start = Clock::now();
+    const std::string e =
+        error_of([&] { TcpStore client({.port = server.port(), .token = token}); });
+    EXPECT_HAS(e, "has another token than this process");
+    EXPECT_HAS(e, "SHERD_STORE_TOKEN");
+    EXPECT_LT(Clock::now() - start, milliseconds(3000));
+  }
+  TcpStore client({.port = server.port(), .token = "one"});
+  EXPECT_EQ(client.get("secret"), "value");
+}
+
+// Somebody who took the port learns nothing and is not believed.
+TEST(TcpStore, T_28_impostor_of_a_server_is_refused) {
+  const Socket listener = listen_on(resolve("127.0.0.1", 0, "test")[0]);
+  std::string heard(8 + kNonceBytes + kProofBytes, ' ');
+  std::thread impostor([&] {
+    Socket s(accept(listener.fd(), nullptr, nullptr));
+    const auto soon = Clock::now() + milliseconds(5000);
+    receive_all(s, heard.data(), 8 + kNonceBytes, soon);
+    send_all(s, "SHERDST2" + make_nonce());
+    receive_all(s, heard.data() + 8 + kNonceBytes, kProofBytes, soon);
+    send_all(s, "Y" + heard.substr(8 + kNonceBytes));  // the client's own proof, sent back
+    is_closed(s);
+  });
+  EXPECT_HAS(error_of([&] {
+               TcpStore client({.port = address_of(listener).port(), .token = "a secret"});
+             }),
+             "has another token");
+  impostor.join();
+  EXPECT_EQ(heard.find("a secret"), std::string::npos);
+}
+
+TEST(TcpStore, T_28_port_scan_and_more_strangers_than_descriptors) {
+  rlimit before, few;
+  getrlimit(RLIMIT_NOFILE, &before);
+  few = before;
+  few.rlim_cur = 200;  // fewer than the connections that a store keeps waiting
+  TcpStore server({.serve = true, .token = "a secret"});
+  setrlimit(RLIMIT_NOFILE, &few);
+  {
+    std::vector<Socket> open;
+    for (int i = 0; i < 80; ++i) open.push_back(connect_to_port(server.port()));
+    for (int i = 0; i < 2000; ++i) connect_to_port(server.port());  // come and gone
+    expect_works(server, "a secret");
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
+  {
+    std::vector<Socket> open;
+    for (int i = 0; i < 300; ++i) open.push_back(connect_to_port(server.port()));
+    expect_works(server, "a secret");
+    EXPECT_TRUE(is_closed(open[0]));  // the oldest made room
+  }
+}
+
+// Random bytes, and messages of a real client with some of them changed, cut or repeated; before the
+// greeting and after it. SHERD_FUZZ_SECONDS has it run for longer.
+TEST(TcpStore, T_28_fuzzed_wire_changes_nothing) {
+  const char* given = std::getenv("SHERD_FUZZ_SECONDS");
+  const auto end = Clock::now() + milliseconds(given ? 1000 * std::atoi(given) : 5000);
+  std::mt19937_64 random(1);
+  const auto below = [&](uint64_t n) { return random() % n; };
+  const auto number = [](int64_t n) { return std::string(reinterpret_cast<const char*>(&n), 8); };
+  const auto text = [&](const std::string& s) { return number(int64_t(s.size())) + s; };
+  const std::vector<std::string> requests{
+      std::string("\0", 1) + text("fuzz") + text("v"),
+      std::string("\1", 1) + number(1) + text("fuzz") + number(0),
+      std::string("\2", 1) + text("fuzz number") + number(1),
+      std::string("\3", 1) + text("fuzz") + text("v") + text("w"),
+      std::string("\4", 1) + number(2) + text("a") + text("b"),
+      std::string("\5", 1) + number(1) + text("fuzz") + number(100),
+      std::string("\6", 1) + text("fuzz"),
+      std::string("\7", 1)};
+  const std::string token = "a secret";
+  TcpStore server({.serve = true, .timeout = milliseconds(5000), .token = token});
+  server.set("kept", "value");
+  int64_t connections = 0;
+  for (; Clock::now() < end; ++connections) {
+    std::string bytes;
+    for (uint64_t n = 1 + below(4); n > 0; --n) bytes += frame(requests[below(requests.size())]);
+    for (uint64_t n = below(6); n > 0; --n) {
+      const size_t at = below(bytes.size());
+      switch (below(5)) {
+        case 0:
+          bytes[at] = char(random());
+          break;
+        case 1:
+          bytes[at] = char(below(3));
+          break;
+        case 2:
+          bytes.insert(at, bytes.substr(0, below(40)));
+          break;
+        case 3:
+          bytes.erase(at, below(9));
+          bytes += ' ';
+          break;
+        default:
+          bytes.replace(at, std::min<size_t>(8, bytes.size() - at), number(int64_t(random())));
+      }
+    }
+    // A key of the job that the fuzz hits by chance would be no fault of the store's.
+    if (bytes.find("kept") != std::string::npos || bytes.find("works") != std::string::npos)
+      continue;
+    if (below(3) > 0) {
+      const Socket s = after_greeting(server.port(), token, bytes);
+      char byte;
+      if (below(2)) receive_all(s, &byte, 1, Clock::now() + milliseconds(1));
+    } else {
+      const Socket s = connect_to_port(server.port());
+      if (below(2)) bytes = "SHERDST2" + bytes;
+      send_all(s, bytes);
+    }
+    if (connections % 500 == 0) expect_works(server, token);
+  }
+  expect_works(server, token);
+  EXPECT_EQ(server.get("kept"), "value");
+  EXPECT_GT(connections, 100);
 }
 
 TEST(TcpStore, AnotherProgramAtThePortIsSaid) {

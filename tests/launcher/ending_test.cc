@@ -43,7 +43,7 @@ constexpr const char* kForEver = "while :; do sleep 0.2; done";
 
 // ---- one rank fails
 
-TEST_F(Ending, TheFailedRankIsNamedAndTheOthersAreEnded) {  // R-007, T-26
+TEST_F(Ending, R_007_T_26_TheFailedRankIsNamedAndTheOthersAreEnded) {
   const Result r = run_ranks(4, "if test $RANK = 2; then echo boom >&2; exit 3; fi; sleep 100");
   EXPECT_EQ(r.exit_code, 3);
   EXPECT_LT(r.seconds, 5);
@@ -83,7 +83,7 @@ TEST_F(Ending, WhoeverKillsARankFromOutside) {
   expect_nothing_left(3);
 }
 
-TEST_F(Ending, AnExitCodeAbove128IsNoSignal) {
+TEST_F(Ending, R_008_AnExitCodeAbove128IsNoSignal) {
   const Result r = run_ranks(2, "test $RANK = 0 && exit 138; sleep 100");
   EXPECT_EQ(r.exit_code, 1);
   EXPECT_EQ(r.err.find("rank 0: exit code 138\n"), 0u) << r.err;
@@ -91,7 +91,7 @@ TEST_F(Ending, AnExitCodeAbove128IsNoSignal) {  // R-008
   expect_nothing_left(2);
 }
 
-TEST_F(Ending, ASegmentationFaultIsNamed) {
+TEST_F(Ending, R_008_ASegmentationFaultIsNamed) {
   const Result r = run_ranks(2, "ulimit -c 0; test $RANK = 0 && kill -SEGV $$; sleep 100");
   EXPECT_EQ(r.exit_code, 128 + SIGSEGV);
   EXPECT_EQ(r.err.find("rank 0: killed by SIGSEGV\n"), 0u) << r.err;
@@ -109,7 +109,7 @@ TEST_F(Ending, AnUncaughtExceptionIsQuoted) {
       << r.err;
 }
 
-TEST_F(Ending, OfManyFailedRanksAFewAreDescribed) {
+TEST_F(Ending, T_29_OfManyFailedRanksAFewAreDescribed) {
   const Result r = run_ranks(12, "exit 4");
   EXPECT_EQ(r.exit_code, 4);
   EXPECT_EQ(count(r.err, ": exit code 4\n"), 8) << r.err;
@@ -153,7 +153,7 @@ TEST_F(Ending, EqualLinesOfRanksThatFailOtherwiseAreAllShown) {
 
 // ---- stubborn and hidden processes
 
-TEST_F(Ending, ARankThatIgnoresSigtermIsKilled) {  // T-26
+TEST_F(Ending, T_26_ARankThatIgnoresSigtermIsKilled) {
   const Result r = run_ranks(3, "test $RANK = 0 && exit 1; trap '' TERM; " + std::string(kForEver));
   EXPECT_EQ(r.exit_code, 1);
   EXPECT_GT(r.seconds, 2.5);
@@ -178,7 +178,7 @@ const char* const kGrandchildren =
     "(setsid sh -c 'echo $$ > $PIDS/d$RANK; sleep 100' &) ; "
     "while test $(ls $PIDS | wc -l) -lt 10; do sleep 0.05; done; ";
 
-TEST_F(Ending, GrandchildrenOfAFailedJobAreGone) {  // T-26
+TEST_F(Ending, T_26_GrandchildrenOfAFailedJobAreGone) {
   const Result r =
       run_ranks(2, std::string(kGrandchildren) + "test $RANK = 0 && exit 1; sleep 100");
   EXPECT_EQ(r.exit_code, 1);
@@ -205,7 +205,7 @@ TEST_F(Ending, AGrandchildThatIgnoresSigtermIsKilled) {
 
 // ---- signals to the launcher
 
-TEST_F(Ending, SignalsToTheLauncherEndAll) {
+TEST_F(Ending, R_013_SignalsToTheLauncherEndAll) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const std::string stopped = new_folder();
     Program job(command(3, "trap 'echo $RANK > " + stopped + "/$RANK; exit 0' TERM; " + kForEver),
@@ -225,7 +225,7 @@ TEST_F(Ending, SignalsToTheLauncherEndAll) {
   }
 }
 
-TEST_F(Ending, ASecondSignalKillsAtOnce) {
+TEST_F(Ending, R_013_ASecondSignalKillsAtOnce) {
   Program job(command(3, "trap '' TERM; echo set; " + std::string(kForEver)), options());
   ASSERT_TRUE(soon([&] { return count(job.out(), "set") == 3; }));
   kill(job.pid(), SIGINT);

@@ -22,7 +22,7 @@ std::vector<int> order(const std::vector<RankEnd>& ends) {
 
 using Ranks = std::vector<int>;
 
-TEST(FailuresByCause, TheEarliestFirst) {
+TEST(FailuresByCause, R_007_TheEarliestFirst) {
   EXPECT_EQ(order({exited(2, 3), exited(0, 1), exited(1, 0)}), (Ranks{2, 0}));
   EXPECT_EQ(order({exited(0, 0), exited(1, 0)}), Ranks{});
 }

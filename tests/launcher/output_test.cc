@@ -29,7 +29,7 @@ int parse(const std::string& line, int& rank) {
 }
 
 // Both streams go to one file, and ranks write pieces of a few bytes.
-TEST(Output, OfManyRanksIsNeitherLostNorMixed) {
+TEST(Output, R_012_T_29_OfManyRanksIsNeitherLostNorMixed) {
   constexpr int kRanks = 32, kLines = 1000;
   const Result r = run({kSherdrun, "--nproc_per_node=" + std::to_string(kRanks), kRankProgram,
                         "print", std::to_string(kLines)},
@@ -100,7 +100,7 @@ TEST(Input, GoesToRank0) {
   EXPECT_EQ(count(r.out, "[rank 1] got\n"), 1) << r.out;
 }
 
-TEST(Output, ALeftOverProcessThatHoldsItDoesNotHoldUpTheJob) {
+TEST(Output, R_012_ALeftOverProcessThatHoldsItDoesNotHoldUpTheJob) {
   const Result r = sherdrun(2, "sleep 100 & echo printed").wait();
   EXPECT_EQ(r.exit_code, 0);
   EXPECT_EQ(count(r.out, "printed"), 2);

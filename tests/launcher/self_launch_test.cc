@@ -32,7 +32,7 @@ TEST(SelfLaunch, OneRankToo) {
   EXPECT_EQ(self_launch("1", "echo $RANK of $WORLD_SIZE").out, "0 of 1\nlaunched: 0\n");
 }
 
-TEST(SelfLaunch, ARankGoesOn) {  // "was I launched"
+TEST(SelfLaunch, R_005_ARankGoesOn) {
   const std::string show = "echo rank";
   EXPECT_EQ(self_launch("3", show, {.environment = {{"RANK", "0"}, {"WORLD_SIZE", "1"}}}).out,
             "rank\n");

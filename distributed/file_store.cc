@@ -1,0 +1,225 @@
+#include "distributed/file_store.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <iterator>
+#include <thread>
+#include <utility>
+
+namespace sherd::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view kMagic = "SHERDFS1";
+constexpr off_t kLife = 0, kTurn = 1;  // the bytes that are locked
+
+// False: another has it (without `patient`).
+bool lock(int fd, off_t byte, short kind, bool patient) {
+  struct flock l {};
+  l.l_type = kind;
+  l.l_whence = SEEK_SET;
+  l.l_start = byte;
+  l.l_len = 1;
+  int rc;
+  do rc = fcntl(fd, patient ? F_OFD_SETLKW : F_OFD_SETLK, &l);
+  while (rc != 0 && errno == EINTR);
+  if (rc == 0) return true;
+  if (!patient && (errno == EAGAIN || errno == EACCES)) return false;
+  fail("[file_store] the file cannot be locked: ", std::strerror(errno));
+}
+
+}  // namespace
+
+class FileStore::Locked {
+ public:
+  explicit Locked(FileStore& store) : store_(store), one_(store.mutex_) {
+    lock(store.fd_, kTurn, F_WRLCK, true);
+    try {
+      store.read_on();
+    } catch (...) {
+      lock(store.fd_, kTurn, F_UNLCK, true);
+      throw;
+    }
+  }
+  ~Locked() { lock(store_.fd_, kTurn, F_UNLCK, true); }
+
+ private:
+  FileStore& store_;
+  std::lock_guard<std::mutex> one_;
+};
+
+FileStore::FileStore(const std::string& path, Milliseconds timeout) : path_(path) {
+  set_timeout(timeout);
+  while (!open_file()) {
+  }
+}
+
+// False: it was removed meanwhile, once more.
+bool FileStore::open_file() {
+  fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd_ < 0) fail("[file_store] cannot open ", path_, ": ", std::strerror(errno));
+  try {
+    lock(fd_, kTurn, F_WRLCK, true);
+    struct stat opened {
+    }, named{};
+    const bool is_there = fstat(fd_, &opened) == 0 && stat(path_.c_str(), &named) == 0 &&
+                          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+    if (!is_there) {
+      close(std::exchange(fd_, -1));
+      return false;
+    }
+    if (lock(fd_, kLife, F_WRLCK, false)) {  // nobody lives
+      char magic[kMagic.size()];
+      const ssize_t n = pread(fd_, magic, sizeof magic, 0);
+      if (n > 0 && std::string_view(magic, size_t(n)) != kMagic.substr(0, size_t(n)))
+        fail("[file_store] ", path_, " holds something else than a store: it is left alone");
+      if (ftruncate(fd_, 0) != 0 ||
+          pwrite(fd_, kMagic.data(), kMagic.size(), 0) != ssize_t(kMagic.size()))
+        fail("[file_store] cannot write ", path_, ": ", std::strerror(errno));
+    }
+    lock(fd_, kLife, F_RDLCK, true);
+    read_ = kMagic.size();
+    lock(fd_, kTurn, F_UNLCK, true);
+    return true;
+  } catch (...) {
+    close(std::exchange(fd_, -1));
+    throw;
+  }
+}
+
+FileStore::~FileStore() {
+  try {
+    lock(fd_, kTurn, F_WRLCK, true);
+    if (lock(fd_, kLife, F_WRLCK, false)) unlink(path_.c_str());
+  } catch (const Error&) {
+  }
+  close(fd_);
+}
+
+// Records: sizes of key and value (8 bytes each; -1: the key was deleted), and their bytes.
+void FileStore::read_on() {
+  struct stat s {};
+  fstat(fd_, &s);
+  std::string bytes(size_t(std::max<int64_t>(0, s.st_size - read_)), '\0');
+  for (size_t at = 0; at < bytes.size();) {
+    const ssize_t n = pread(fd_, bytes.data() + at, bytes.size() - at, read_ + int64_t(at));
+    if (n <= 0) fail("[file_store] cannot read ", path_, ": ", std::strerror(errno));
+    at += size_t(n);
+  }
+  for (std::string_view rest = bytes; rest.size() >= 16;) {
+    int64_t sizes[2];
+    std::memcpy(sizes, rest.data(), 16);
+    const int64_t value_size = std::max<int64_t>(0, sizes[1]);
+    // A rank that was killed in the middle of a write left a piece: the next one writes over it.
+    if (sizes[0] < 0 || sizes[0] > int64_t(rest.size()) - 16 ||
+        value_size > int64_t(rest.size()) - 16 - sizes[0])
+      break;
+    const std::string key(rest.substr(16, size_t(sizes[0])));
+    if (sizes[1] < 0)
+      values_.erase(key);
+    else
+      values_[key] = rest.substr(16 + size_t(sizes[0]), size_t(value_size));
+    const size_t whole = 16 + size_t(sizes[0] + value_size);
+    rest.remove_prefix(whole);
+    read_ += int64_t(whole);
+  }
+}
+
+void FileStore::append(const std::string& key, const std::string* value) {
+  const int64_t sizes[2] = {int64_t(key.size()), value ? int64_t(value->size()) : -1};
+  std::string record(reinterpret_cast<const char*>(sizes), sizeof sizes);
+  record += key;
+  if (value) record += *value;
+  for (size_t at = 0; at < record.size();) {
+    const ssize_t n = pwrite(fd_, record.data() + at, record.size() - at, read_ + int64_t(at));
+    if (n < 0 && errno != EINTR)
+      fail("[file_store] cannot write ", path_, ": ", std::strerror(errno));
+    if (n > 0) at += size_t(n);
+  }
+  // What a killed rank left behind this record would be read as the next one.
+  if (ftruncate(fd_, read_ + int64_t(record.size())) != 0)
+    fail("[file_store] cannot write ", path_, ": ", std::strerror(errno));
+  read_on();
+}
+
+void FileStore::set(const std::string& key, const std::string& value) {
+  const Locked locked(*this);
+  append(key, &value);
+}
+
+std::string FileStore::get(const std::string& key) {
+  wait({key});
+  const Locked locked(*this);
+  return values_[key];
+}
+
+int64_t FileStore::add(const std::string& key, int64_t amount) {
+  const Locked locked(*this);
+  int64_t sum = 0;
+  if (const auto it = values_.find(key); it != values_.end() && !it->second.empty()) {
+    const std::string& value = it->second;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), sum);
+    if (error != std::errc() || end != value.data() + value.size())
+      fail("[store] add to key '", key, "', which holds '", value.substr(0, 40),
+           "' and not a number");
+  }
+  sum = int64_t(uint64_t(sum) + uint64_t(amount));
+  const std::string text = std::to_string(sum);
+  append(key, &text);
+  return sum;
+}
+
+std::string FileStore::compare_set(const std::string& key, const std::string& expected,
+                                   const std::string& desired) {
+  const Locked locked(*this);
+  const auto it = values_.find(key);
+  if (it == values_.end() && !expected.empty()) return expected;
+  if (it != values_.end() && it->second != expected) return it->second;
+  append(key, &desired);
+  return desired;
+}
+
+bool FileStore::check(const std::vector<std::string>& keys) {
+  const Locked locked(*this);
+  return std::all_of(keys.begin(), keys.end(), [&](const auto& k) { return values_.contains(k); });
+}
+
+void FileStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  auto pause = Milliseconds(1);
+  for (;;) {
+    std::vector<std::string> missing;
+    {
+      const Locked locked(*this);
+      std::copy_if(keys.begin(), keys.end(), std::back_inserter(missing),
+                   [&](const auto& k) { return !values_.contains(k); });
+    }
+    if (missing.empty()) return;
+    if (Clock::now() >= deadline)
+      throw StoreTimeout(concat("[store] waited ", timeout.count(), " ms for ", quote_keys(missing),
+                                " in the store '", name(), "': never set"));
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, Milliseconds(20));
+  }
+}
+
+bool FileStore::delete_key(const std::string& key) {
+  const Locked locked(*this);
+  if (!values_.contains(key)) return false;
+  append(key, nullptr);
+  return true;
+}
+
+int64_t FileStore::num_keys() {
+  const Locked locked(*this);
+  return int64_t(values_.size());
+}
+
+}  // namespace sherd::dist
