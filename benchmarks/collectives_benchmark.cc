@@ -1,8 +1,11 @@
-// What collectives cost over loopback: 2 ranks, 1 KiB to 64 MiB of float32; the whole tensor's bytes
+// What collectives cost on one host: 2 ranks, 1 KiB to 256 MiB of float32; the whole tensor's bytes
 // by the clock, and the processor time that rank 0 spent (which tells something on a machine that
 // others use too).
 //
-//     ./bazelw run //benchmarks:collectives            # --ranks=4 for more
+//     ./bazelw run //benchmarks:collectives            # --ranks=4 --backend=gloo
+//
+// The first line says what memory itself gives: all ranks at once copy 64 MiB of their own, and the
+// bytes read and written by one of them a second are shown.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -44,19 +47,24 @@ Cost cost_of(int calls, const std::function<void()>& f) {
 
 void run(int rank, int ranks) {
   const Group& group = default_group();
+  const Tensor from = full({16 << 20}, 1), to = full({16 << 20}, 2);
+  const double copy = cost_of(4, [&] { std::memcpy(to.bytes(), from.bytes(), 64 << 20); }).clock;
   if (rank == 0)
-    std::printf("%d ranks, gloo over 127.0.0.1\n%10s %35s %35s %35s\n", ranks, "bytes",
-                "all_reduce", "all_gather_pieces", "reduce_scatter_pieces");
-  for (int64_t bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) {
+    std::printf(
+        "%d ranks, %s; each copies %.2f GB/s (%.2f with what it reads)\n%10s %35s %35s %35s %35s\n",
+        ranks, group->backend().c_str(), (64 << 20) / copy / 1e3, (128 << 20) / copy / 1e3, "bytes",
+        "all_reduce", "all_gather_pieces", "reduce_scatter_pieces", "broadcast");
+  for (int64_t bytes = 1 << 10; bytes <= 256 << 20; bytes *= 4) {
     const int64_t piece = bytes / 4 / ranks;
     const Tensor whole = full({piece * ranks}, 1);
     const Tensor mine = whole.as_strided_raw({piece}, {1}, rank * piece);
     const int calls = bytes <= 1 << 16 ? 200 : bytes <= 4 << 20 ? 20 : 4;
-    const Cost costs[] = {cost_of(calls, [&] { group->all_reduce(whole, ReduceOp::kMax).wait(); }),
-                          cost_of(calls, [&] { group->all_gather_pieces({whole}, {mine}).wait(); }),
-                          cost_of(calls, [&] {
-                            group->reduce_scatter_pieces({mine}, {whole}, ReduceOp::kAvg).wait();
-                          })};
+    const Cost costs[] = {
+        cost_of(calls, [&] { group->all_reduce(whole, ReduceOp::kMax).wait(); }),
+        cost_of(calls, [&] { group->all_gather_pieces({whole}, {mine}).wait(); }),
+        cost_of(calls,
+                [&] { group->reduce_scatter_pieces({mine}, {whole}, ReduceOp::kAvg).wait(); }),
+        cost_of(calls, [&] { group->broadcast(whole, 0).wait(); })};
     if (rank != 0) continue;
     std::printf("%10lld", static_cast<long long>(bytes));
     for (const Cost& c : costs)
@@ -71,10 +79,13 @@ void run(int rank, int ranks) {
 
 int main(int argc, char** argv) {
   int ranks = 2;
-  for (int i = 1; i < argc; ++i)
+  std::string backend = "auto";
+  for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "--ranks=", 8) == 0) ranks = std::atoi(argv[i] + 8);
+    if (std::strncmp(argv[i], "--backend=", 10) == 0) backend = argv[i] + 10;
+  }
   const auto results =
       sherd::dist::run_processes(ranks, [ranks](int rank) { sherd::dist::run(rank, ranks); },
-                                 {.kill_after = std::chrono::minutes(10)});
+                                 {.kill_after = std::chrono::minutes(10), .backend = backend});
   std::printf("%s", results[0].output.c_str());
 }
