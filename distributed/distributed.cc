@@ -1,11 +1,13 @@
 #include "distributed/distributed.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include "core/context.h"
 #include "distributed/gloo/gloo_mesh.h"
 #include "distributed/mesh_process_group.h"
+#include "distributed/shm/shm_mesh.h"
 #include "distributed/tcp_store.h"
 
 namespace sherd::dist {
@@ -20,6 +22,7 @@ struct Job {
   std::shared_ptr<Store> store;
   std::shared_ptr<TcpStore> own_store;
   std::string backend, address;
+  std::shared_ptr<Node> node;  // unless the backend is gloo
   Milliseconds timeout{};
   int local_rank = 0, local_world_size = 1, groups_made = 0;
 };
@@ -32,14 +35,37 @@ Job& need_job(const char* what) {
   return j;
 }
 
+// The backend that the caller, or the user by SHERD_BACKEND, asks for.
+std::string chosen_backend(const InitOptions& options) {
+  std::string name = options.backend;
+  const char* variable = std::getenv("SHERD_BACKEND");
+  if (name == "auto" && variable && *variable) name = variable;
+  if (name != "auto" && name != "gloo" && name != "shm")
+    fail("[init_process_group] there is no backend '", name, "': this build has auto, gloo, shm",
+         name == options.backend ? "" : " (SHERD_BACKEND)");
+  return name;
+}
+
+// All ranks find the same, members or not.
+std::string backend_for(const Job& job, const std::vector<int>& ranks) {
+  if (job.backend != "auto") return job.backend;
+  return ranks.size() == 1 || job.node->share_memory(ranks) ? "shm" : "gloo";
+}
+
 Group make_group(const Job& job, std::string name, int rank, std::vector<int> ranks,
                  Milliseconds timeout) {
   const int size = int(ranks.size());
   const auto store = std::make_shared<PrefixStore>(name, job.store);
-  std::unique_ptr<Mesh> mesh;
-  if (rank >= 0 && size > 1) mesh = connect_gloo_mesh(rank, size, *store, job.address, timeout);
-  return std::make_shared<MeshProcessGroup>(MeshProcessGroup::Init{
-      job.backend, std::move(name), rank, std::move(ranks), std::move(mesh), store, timeout});
+  MeshProcessGroup::Init init{
+      backend_for(job, ranks), std::move(name), rank, ranks, nullptr, nullptr, store, timeout};
+  if (rank >= 0 && size > 1 && init.backend == "shm") {
+    ShmTransport shm = connect_shm(job.node, rank, std::move(ranks), *store, timeout);
+    init.mesh = std::move(shm.mesh);
+    init.exchange = std::move(shm.exchange);
+  } else if (rank >= 0 && size > 1) {
+    init.mesh = connect_gloo_mesh(rank, size, *store, job.address, timeout);
+  }
+  return std::make_shared<MeshProcessGroup>(std::move(init));
 }
 
 }  // namespace
@@ -47,16 +73,26 @@ Group make_group(const Job& job, std::string name, int rank, std::vector<int> ra
 void init_process_group(const InitOptions& options) {
   Job& j = job();
   if (j.world) fail("[init_process_group] was called before: destroy_process_group() first");
-  if (options.backend != "gloo")
-    fail("[init_process_group] there is no backend '", options.backend, "': this build has gloo");
-  const Rendezvous r = meet(options);
   Job made;
-  made.backend = options.backend;
+  made.backend = chosen_backend(options);
+  const Rendezvous r = meet(options);
   made.address = r.address;
   made.store = r.store;
   made.own_store = r.own_store;
   made.timeout = options.timeout;
   made.local_rank = r.local_rank, made.local_world_size = r.local_world_size;
+  const std::string theirs = r.store->compare_set("backend", "", made.backend);
+  if (theirs != made.backend)
+    fail("[init_process_group] rank ", r.rank, " asks for backend '", made.backend,
+         "', and another rank for '", theirs, "'");
+  if (made.backend != "gloo" && r.world_size > 1) {
+    made.node = Node::meet(*r.store, r.rank, r.world_size, options.timeout);
+    if (made.backend == "shm" && int(made.node->ranks().size()) < r.world_size)
+      fail("[init_process_group] backend 'shm' needs all ranks on one host, and rank ", r.rank,
+           " shares memory with ", made.node->ranks().size(), " of ", r.world_size, " ranks",
+           made.node->why_not().empty() ? "" : concat(" (", made.node->why_not(), ")"),
+           ": use auto or gloo");
+  }
   std::vector<int> ranks(r.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
   made.world = make_group(made, "default", r.rank, ranks, options.timeout);

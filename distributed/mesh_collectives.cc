@@ -15,17 +15,6 @@ using PartsOfRanks = Exchange::PartsOfRanks;
 // A tensor's elements, in order, in one run of bytes.
 Part part_of(const Tensor& x) { return {x.bytes(), x.numel(), x.dtype()}; }
 
-// Elements [at, at + n) of a part.
-Part slice(const Part& p, int64_t at, int64_t n) {
-  return {p.data + at * size_of(p.dtype), n, p.dtype};
-}
-
-// The elements of rank r, where n are cut into pieces of equal size, the last ones shorter.
-Part cut(const Part& p, int r, int size) {
-  const int64_t step = (p.numel + size - 1) / size, at = std::min(p.numel, r * step);
-  return slice(p, at, std::min(p.numel - at, step));
-}
-
 // What an operation reads: x, or a dense copy that lives until its end.
 Tensor dense(const Tensor& x, Exchange& exchange) {
   Tensor y = contiguous_raw(x);
@@ -145,26 +134,7 @@ Work MeshProcessGroup::broadcast(const Tensor& x, int root, Options options) {
   return issue(paying(rooted(tag, root), x.nbytes()), star(root), options,
                [=, this](Exchange& exchange) {
                  const Output output(x, exchange, rank_ == root);
-                 const Part part = output.part();
-                 PartsOfRanks out(size()), in(size());
-                 // Many bytes to several ranks: the root sends a piece to each, and they pass them
-                 // on.
-                 const bool pass_on = size() > 2 && part.bytes() > (64 << 10);
-                 if (rank_ == root) {
-                   for (int r = 0; r < size(); ++r)
-                     out[r] = {pass_on ? cut(part, r, size()) : part};
-                 } else {
-                   in[root] = {pass_on ? cut(part, rank_, size()) : part};
-                 }
-                 exchange.transfer(out, in);
-                 if (pass_on) {
-                   for (int r = 0; r < size(); ++r) {
-                     out[r] = {}, in[r] = {};
-                     if (r != root) out[r] = {cut(part, rank_, size())};
-                     if (rank_ != root) in[r] = {cut(part, r, size())};
-                   }
-                   exchange.transfer(out, in);
-                 }
+                 exchange.broadcast(output.part(), root);
                  if (rank_ != root) output.finish();
                });
 }
@@ -178,18 +148,7 @@ Work MeshProcessGroup::all_reduce(const Tensor& x, ReduceOp op, Options options)
   return issue(paying(reducing(tag, op), x.nbytes()), everyone(), options,
                [=, this](Exchange& exchange) {
                  const Output output(x, exchange, true);
-                 const Part part = output.part();
-                 PartsOfRanks out(size()), in(size());
-                 if (part.bytes() <= Exchange::kEagerBytes) {  // each rank sums all of it
-                   for (auto& o : out) o = {part};
-                   exchange.reduce(out, {part}, {part}, op);
-                 } else {
-                   const Part mine = cut(part, rank_, size());
-                   for (int r = 0; r < size(); ++r) out[r] = {cut(part, r, size())};
-                   exchange.reduce(out, {mine}, {mine}, op);
-                   for (int r = 0; r < size(); ++r) in[r] = std::exchange(out[r], {mine});
-                   exchange.transfer(out, in);
-                 }
+                 exchange.all_reduce(output.part(), op);
                  output.finish();
                });
 }
@@ -367,7 +326,7 @@ Work MeshProcessGroup::all_gather_pieces(const std::vector<Tensor>& full,
       const Part whole = part_of(full[i]), mine = part_of(pieces[i]);
       for (int r = 0; r < size(); ++r) {
         out[r].push_back(mine);
-        in[r].push_back(slice(whole, r * mine.numel, mine.numel));
+        in[r].push_back(whole.slice(r * mine.numel, mine.numel));
       }
       copy_part(in[rank_][i], mine);
     }
@@ -390,7 +349,7 @@ Work MeshProcessGroup::reduce_scatter_pieces(const std::vector<Tensor>& pieces,
                    const Part whole = part_of(full[i]);
                    to.push_back(part_of(pieces[i]));
                    for (int r = 0; r < size(); ++r)
-                     out[r].push_back(slice(whole, r * to[i].numel, to[i].numel));
+                     out[r].push_back(whole.slice(r * to[i].numel, to[i].numel));
                  }
                  exchange.reduce(out, out[rank_], to, op);
                });

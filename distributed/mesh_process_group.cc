@@ -4,6 +4,7 @@
 
 #include "core/context.h"
 #include "distributed/debug.h"
+#include "distributed/mesh_exchange.h"
 
 namespace sherd::dist {
 
@@ -22,11 +23,12 @@ MeshProcessGroup::MeshProcessGroup(Init init)
       record_(init.store, init.rank, init.ranks, init.name),
       flight_(init.name, init.rank, init.ranks),
       checks_all_(mesh_ && debug_option(DebugOption::kCollectives, *init.store)),
-      exchange_(mesh_.get(), init.rank, int(init.ranks.size())),
+      exchange_(std::move(init.exchange)),
       context_(Context::current()) {
   rank_ = init.rank;
   ranks_ = std::move(init.ranks);
   name_ = std::move(init.name);
+  if (!exchange_) exchange_ = std::make_unique<MeshExchange>(mesh_.get(), rank_, size());
   if (!mesh_) return;
   point_to_point_ = std::make_unique<PointToPoint>(
       *mesh_, rank_, ranks_, [this](const std::string& doing, std::exception_ptr cause) {
@@ -130,7 +132,7 @@ void MeshProcessGroup::progress() {
   sigaddset(&pipe, SIGPIPE);
   pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   try {
-    exchange_.open();
+    exchange_->open();
   } catch (const std::exception&) {
     fail_group([&] { return explain_lost({0, false, ""}); });
   }
@@ -138,7 +140,7 @@ void MeshProcessGroup::progress() {
   std::unique_lock lock(mutex_);
   if (failed_ || !drained_) return;
   lock.unlock();
-  exchange_.say_goodbye(sequence_, Clock::now() + kFarewell);
+  exchange_->say_goodbye(sequence_, Clock::now() + kFarewell);
   mesh_->close();
 }
 
@@ -155,15 +157,15 @@ void MeshProcessGroup::run(Operation& operation) {
       flight_.began(operation.tag.sequence);
       if (operation.options.on_start) operation.options.on_start();
       MemoryScope scope(MemoryCategory::kCommunication);
-      exchange_.begin(operation.tag, operation.partners, Clock::now() + timeout);
-      operation.body(exchange_);
-      exchange_.end();
+      exchange_->begin(operation.tag, operation.partners, Clock::now() + timeout);
+      operation.body(*exchange_);
+      exchange_->end();
     }
   } catch (...) {
     const auto cause = std::current_exception();
     flight_.ended(operation.tag.sequence, false);
     error = fail_group([&] { return explain(operation.tag, timeout, cause); });
-    exchange_.drop();
+    exchange_->drop();
   }
   flight_.ended(operation.tag.sequence, !error);
   operation.body = nullptr;  // lets its tensors go before anyone is told
@@ -232,10 +234,10 @@ std::string MeshProcessGroup::explain_lost(const FailureRecord::Where& here) {
   for (int i = 0; i < 50 && mesh_->lost_peers().empty(); ++i)
     std::this_thread::sleep_for(Milliseconds(2));
   std::vector<int> lost, left;
-  for (int p : mesh_->lost_peers()) (exchange_.goodbye_of(p) ? left : lost).push_back(p);
+  for (int p : mesh_->lost_peers()) (exchange_->goodbye_of(p) ? left : lost).push_back(p);
   if (!lost.empty() || left.empty()) return record_.of_lost(here, lost);
   return record_.of_text(concat("group '", name_, "': rank ", ranks_[left[0]], " left it after #",
-                                exchange_.goodbye_of(left[0])->sequence,
+                                exchange_->goodbye_of(left[0])->sequence,
                                 " (destroy_process_group), and rank ", ranks_[rank_],
                                 here.inside ? " entered " : " has a send or recv with it after ",
                                 here.doing.empty() ? "the start" : here.doing));
@@ -249,7 +251,7 @@ void MeshProcessGroup::look_around() {
   const FailureRecord::Where here{last_.sequence, false, last_.sequence ? last_.describe() : ""};
   for (int p : mesh_->lost_peers()) {
     // Who said goodbye may go; unless a transfer waits for it.
-    if (exchange_.goodbye_of(p) && !point_to_point_->waits_for(p)) continue;
+    if (exchange_->goodbye_of(p) && !point_to_point_->waits_for(p)) continue;
     fail_group([&] { return explain_lost(here); });
     return;
   }

@@ -1,5 +1,5 @@
 // MeshProcessGroup: a ProcessGroup over any Mesh: the queue, tags, deadlines and errors that all
-// backends of host memory share. exchange.h moves the data.
+// backends of host memory share. An Exchange moves the data.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -23,10 +23,11 @@ class MeshProcessGroup : public ProcessGroup {
  public:
   struct Init {
     std::string backend, name;
-    int rank;                      // in the group
-    std::vector<int> ranks;        // global, by group rank
-    std::unique_ptr<Mesh> mesh;    // null for a group of one
-    std::shared_ptr<Store> store;  // of this group alone
+    int rank;                            // in the group
+    std::vector<int> ranks;              // global, by group rank
+    std::unique_ptr<Mesh> mesh;          // null for a group of one
+    std::unique_ptr<Exchange> exchange;  // null: messages over the mesh
+    std::shared_ptr<Store> store;        // of this group alone
     Milliseconds timeout;
   };
   explicit MeshProcessGroup(Init init);
@@ -89,7 +90,7 @@ class MeshProcessGroup : public ProcessGroup {
   FailureRecord record_;
   FlightRecorder flight_;
   const bool checks_all_;  // SHERD_DEBUG=collectives
-  Exchange exchange_;
+  std::unique_ptr<Exchange> exchange_;
   Context& context_;
 
   mutable std::mutex mutex_;

@@ -11,7 +11,9 @@ namespace sherd::dist {
 class TcpStore;
 
 struct InitOptions {
-  std::string backend = "gloo";
+  // auto: shm for groups whose ranks are all on one host, gloo for others. Or one of these for all
+  // groups. SHERD_BACKEND in the environment says what auto stands for.
+  std::string backend = "auto";
   // Where no store is given:
   //   env://           RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say all (sherdrun sets them);
   //                    mpirun's, Slurm's and torchrun's variables are known too, see

@@ -382,6 +382,7 @@ int main(int argc, char** argv) {
   int code = 0;
   const auto options = examples::parse_options(argc, argv, code);
   if (!options) return code;
+  if (!options->backend.empty()) setenv("SHERD_BACKEND", options->backend.c_str(), 1);
   try {
     const std::string n = options->nproc_per_node.empty() ? "2" : options->nproc_per_node;
     if (auto result = sherd::dist::launch_self(sherd::dist::parse_nproc_per_node(n), argc, argv))

@@ -44,7 +44,7 @@ golden_matrix() {
   for golden in bigmodel_tiny bigmodel_odd bigmodel_no_mask bigmodel_wide_batch; do
     for ranks in 1 2 4; do
       for strategy in full_shard shard_grad_op no_shard ddp; do
-        for extra in "" --activation_checkpointing --wrap_min_params=2000 --precision=bf16; do
+        for extra in "" --activation_checkpointing --wrap_min_params=2000 --precision=bf16 --backend=gloo; do
           n=$((n + 1))
           python3 tools/golden_run.py bazel-bin/examples/big_model "$golden" "$ranks" "$strategy" $extra || bad=$((bad + 1))
         done
@@ -93,6 +93,8 @@ part "build" ./bazelw build //... //tests/long:all
 part "tests" cases //...
 part "tests without AVX-512" cases --test_env=SHERD_NO_AVX512=1 //tests/core/... //tests/autograd/... //tests/nn/...
 part "golden runs: ranks x strategies x precisions, wrapping, checkpointing" golden_matrix
+part "collectives: all sizes, dtypes and operations" cases --test_env=SHERD_TEST_ALL=1 --test_timeout=3600 //tests/distributed:collectives_test
+part "distributed tests over gloo" cases --test_env=SHERD_BACKEND=gloo //tests/distributed:all
 part "same bits: all of FSDP's options" cases //tests/long:bits_matrix_test
 part "50 kills, each resumed" kill_and_resume
 part "1000 random command lines" python3 tests/long/fuzz_flags.py bazel-bin/examples/big_model 1000

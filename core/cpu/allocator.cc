@@ -1,6 +1,6 @@
 // The CPU's caching allocator. Small blocks (up to 1 MiB) have size classes, four to a power of
 // two, each with a free list. Large ones come by mmap and are reused best-fit, where at most a
-// quarter of the block would be wasted.
+// quarter of the block would be wasted. A BlockSource, where one is set, stands in for the system.
 #include "core/allocator.h"
 
 #include <sys/mman.h>
@@ -14,6 +14,8 @@
 #include <mutex>
 #include <vector>
 
+#include "core/block_source.h"
+#include "core/context.h"
 #include "core/error.h"
 
 namespace sherd {
@@ -60,7 +62,7 @@ class CpuAllocator : public Allocator {
     std::lock_guard lock(mutex_);
     count(b, -1);
     if (event.is_done())
-      free_[b.capacity].push_back(b.data);
+      keep(b);
     else
       waiting_.push_back({b, event});
   }
@@ -86,10 +88,13 @@ class CpuAllocator : public Allocator {
 
   void release_cached() override {
     std::lock_guard lock(mutex_);
-    collect();
-    for (auto& [capacity, blocks] : free_)
-      for (char* p : blocks) give_back(p, capacity);
-    free_.clear();
+    release_free();
+  }
+
+  void set_source(std::shared_ptr<BlockSource> source) {
+    std::lock_guard lock(mutex_);
+    release_free();
+    source_ = std::move(source);
   }
 
  private:
@@ -101,7 +106,9 @@ class CpuAllocator : public Allocator {
   char* take(int64_t capacity) {
     ++stats_.system_calls;
     void* p = nullptr;
-    if (capacity > kLarge) {
+    if (source_ && capacity >= BlockSource::kLeast) {
+      p = source_->take(capacity);
+    } else if (capacity > kLarge) {
       p = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (p == MAP_FAILED) p = nullptr;
     } else {
@@ -116,7 +123,9 @@ class CpuAllocator : public Allocator {
   void give_back(char* p, int64_t capacity) {
     ++stats_.system_calls;
     stats_.reserved -= capacity;
-    if (capacity > kLarge)
+    if (source_ && capacity >= BlockSource::kLeast && source_->owns(p))
+      source_->give_back(p, capacity);
+    else if (capacity > kLarge)
       munmap(p, capacity);
     else
       std::free(p);
@@ -124,9 +133,22 @@ class CpuAllocator : public Allocator {
   void collect() {
     std::erase_if(waiting_, [&](const Waiting& w) {
       if (!w.event.is_done()) return false;
-      free_[w.block.capacity].push_back(w.block.data);
+      keep(w.block);
       return true;
     });
+  }
+  void keep(const MemoryBlock& b) {
+    // Blocks from before set_source() are not handed out again.
+    if (source_ && b.capacity >= BlockSource::kLeast && !source_->owns(b.data))
+      give_back(b.data, b.capacity);
+    else
+      free_[b.capacity].push_back(b.data);
+  }
+  void release_free() {
+    collect();
+    for (auto& [capacity, blocks] : free_)
+      for (char* p : blocks) give_back(p, capacity);
+    free_.clear();
   }
   void count(const MemoryBlock& b, int sign) {
     stats_.allocated += sign * b.bytes;
@@ -145,11 +167,16 @@ class CpuAllocator : public Allocator {
   mutable std::mutex mutex_;
   std::map<int64_t, std::vector<char*>> free_;  // by capacity
   std::vector<Waiting> waiting_;
+  std::shared_ptr<BlockSource> source_;
   MemoryStats stats_;
 };
 
 }  // namespace
 
 std::shared_ptr<Allocator> make_cpu_allocator() { return std::make_shared<CpuAllocator>(); }
+
+void set_block_source(Context& context, std::shared_ptr<BlockSource> source) {
+  static_cast<CpuAllocator&>(*context.cpu_allocator()).set_source(std::move(source));
+}
 
 }  // namespace sherd

@@ -33,6 +33,9 @@ int run_ranks(CLI::App& app, int nproc_per_node, int argc, char** argv,
   std::string ranks = std::to_string(nproc_per_node);
   app.add_option("--nproc_per_node", ranks,
                  "ranks on this machine, unless a launcher starts them: a number, auto or cpu");
+  std::string backend;
+  app.add_option("--backend", backend, "auto, shm or gloo; else SHERD_BACKEND says")
+      ->check(CLI::IsMember({"auto", "shm", "gloo"}));
   for (CLI::Option* option : app.get_options()) option->capture_default_str();
   app.get_formatter()->column_width(34);
   try {
@@ -46,6 +49,7 @@ int run_ranks(CLI::App& app, int nproc_per_node, int argc, char** argv,
   } catch (const sherd::Error& e) {
     return usage_error(program.c_str(), e.what());
   }
+  if (!backend.empty()) setenv("SHERD_BACKEND", backend.c_str(), 1);
   if (auto code = sherd::dist::launch_self(nproc_per_node, argc, argv)) return *code;
   try {
     enter_user_folder();

@@ -12,7 +12,7 @@
 
 namespace examples {
 
-// Adds --nproc_per_node to the app's flags and parses them. If no launcher started this process, it starts that many
+// Adds --nproc_per_node and --backend to the app's flags and parses them. If no launcher started this process, it starts that many
 // ranks of itself and waits for them; in a rank it enters the folder where the user stands and calls `f`. Returns the
 // exit code: 2 for wrong flags, 1 if f threw.
 int run_ranks(CLI::App& app, int nproc_per_node, int argc, char** argv,

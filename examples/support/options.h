@@ -10,8 +10,9 @@ namespace examples {
 struct Options {
   // ---- how it runs
   std::string nproc_per_node =
-      "";           // empty: 2 on this machine, unless a launcher started this process
-  int threads = 0;  // a rank's; 0: OMP_NUM_THREADS, or cores / ranks
+      "";                    // empty: 2 on this machine, unless a launcher started this process
+  int threads = 0;           // a rank's; 0: OMP_NUM_THREADS, or cores / ranks
+  std::string backend = "";  // of collectives; empty: SHERD_BACKEND, or auto
   int64_t seed = 0;
   std::string strategy = "full_shard";
   int64_t wrap_min_params = 0;  // 0: a unit a block

@@ -1,11 +1,17 @@
-// Every collective against what it should give: all dtypes, world sizes 1 to 4, sizes from none to
-// many, waited for and not, on one and on several groups.
+// Every collective against what it should give, over each backend: all dtypes, 1 to 7 ranks, sizes
+// from none to many, waited for and not, on one and on several groups.
+//
+// The largest sizes are tried with some dtypes and operations alone; SHERD_TEST_ALL=1 tries all.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <random>
 #include <thread>
 
 #include "core/context.h"
@@ -69,155 +75,200 @@ Tensor expected(ReduceOp op, const std::vector<Tensor>& inputs) {
   return to_raw(sum, dtype);
 }
 
-class Matrix : public testing::TestWithParam<std::tuple<int, int64_t>> {
- protected:
-  // Calls f on every rank for each dtype, waited for and not; for many elements, for some of them.
-  void for_each(const std::function<void(int rank, DType dtype, CallOptions options)>& f) {
-    run_ranks(ranks(), [&](int rank) {
-      for (bool async : {false, true})
-        for (DType dtype : kAll) {
-          const bool often = dtype == kFloat32 || dtype == kBFloat16 || dtype == kUInt8;
-          if (n() > 1000 && async != often) continue;
-          if (n() > 1000 && !often && dtype != kInt64) continue;
-          SCOPED_TRACE(concat("rank ", rank, ", ", dtype, async ? ", async" : ""));
-          f(rank, dtype, {.async = async});
-        }
-    });
-  }
-  static int ranks() { return std::get<0>(GetParam()); }
-  static int64_t n() { return std::get<1>(GetParam()); }
-  static std::vector<Tensor> all_values(DType dtype, int salt = 0) {
+constexpr const char* kBackends[] = {"gloo", "shm"};
+
+bool tries_all() { return std::getenv("SHERD_TEST_ALL") != nullptr; }
+
+std::vector<int> ranks_of_large_ones() {
+  if (tries_all()) return {1, 2, 3, 4, 7};
+  return {2, 3};
+}
+
+struct Case {
+  int rank, ranks;  // in the group
+  int64_t n;
+  DType dtype;
+  CallOptions options;
+  bool few;  // many elements: one operation will do
+
+  ProcessGroup& group() const { return *options.group; }
+  std::vector<Tensor> all_values(int salt = 0) const {
     std::vector<Tensor> list;
-    for (int r = 0; r < ranks(); ++r) list.push_back(values(r, n(), dtype, salt));
+    for (int r = 0; r < ranks; ++r) list.push_back(values(r, n, dtype, salt));
+    return list;
+  }
+  Tensor mine(int salt = 0) const { return values(rank, n, dtype, salt); }
+  std::vector<ReduceOp> ops() const {
+    std::vector<ReduceOp> list;
+    for (ReduceOp op : kOps)
+      if (op != ReduceOp::kAvg || is_float(dtype)) list.push_back(op);
+    if (few) list = {dtype == kBFloat16 ? ReduceOp::kAvg : ReduceOp::kSum};
     return list;
   }
 };
 
-TEST_P(Matrix, Broadcast) {
-  for_each([](int rank, DType dtype, const CallOptions& options) {
-    for (int root = 0; root < ranks(); ++root) {
-      Tensor x = values(rank, n(), dtype);
-      broadcast(x, root, options).wait();
-      EXPECT_TRUE(same_bytes(x, values(root, n(), dtype)));
+class Matrix : public testing::TestWithParam<std::tuple<const char*, int, int64_t>> {
+ protected:
+  // Calls f on every rank for each group and dtype, waited for and not.
+  void for_each(const std::function<void(const Case&)>& f) {
+    const auto [backend, world, n] = GetParam();
+    run_ranks(world,
+              [&, world = world, n = n](int rank) {
+                std::vector<Group> groups{default_group()};
+                std::vector<int> turned, odd;  // other orders, and not all
+                for (int r = world - 1; r >= 0; --r) {
+                  turned.push_back(r);
+                  if (r % 2) odd.push_back(r);
+                }
+                if (world > 1) groups.push_back(new_group(turned));
+                if (world > 3) groups.push_back(new_group(odd));
+                for (size_t g = 0; g < groups.size(); ++g) {
+                  if (groups[g]->rank() < 0) continue;
+                  for (bool async : {false, true})
+                    for (DType dtype : kAll) {
+                      const bool few = n > 1000 && !tries_all();
+                      const bool often = dtype == kFloat32 || dtype == kBFloat16 || dtype == kUInt8;
+                      if (few && (g > 0 || async != often || (!often && dtype != kInt64))) continue;
+                      if (g > 0 && !often && !tries_all()) continue;
+                      SCOPED_TRACE(concat("rank ", rank, ", group ", groups[g]->name(), ", ", dtype,
+                                          async ? ", async" : ""));
+                      f({groups[g]->rank(),
+                         groups[g]->size(),
+                         n,
+                         dtype,
+                         {.group = groups[g], .async = async},
+                         few});
+                    }
+                }
+              },
+              {.backend = backend});
+  }
+};
+
+TEST_P(Matrix, O_002_Broadcast) {
+  for_each([](const Case& c) {
+    for (int root = 0; root < c.ranks; ++root) {
+      Tensor x = c.mine();
+      broadcast(x, root, c.options).wait();
+      EXPECT_TRUE(same_bytes(x, values(root, c.n, c.dtype)));
     }
   });
 }
 
-TEST_P(Matrix, AllReduceAndReduce) {
-  for_each([](int rank, DType dtype, const CallOptions& options) {
-    for (ReduceOp op : kOps) {
-      if (op == ReduceOp::kAvg && !is_float(dtype)) {
-        EXPECT_THROW(all_reduce(values(rank, n(), dtype), op, options), Error);
-        continue;
-      }
-      const Tensor want = expected(op, all_values(dtype));
-      Tensor x = values(rank, n(), dtype);
-      all_reduce(x, op, options).wait();
+TEST_P(Matrix, O_001_AllReduceAndReduce) {
+  for_each([](const Case& c) {
+    if (!is_float(c.dtype)) {
+      EXPECT_THROW(all_reduce(c.mine(), ReduceOp::kAvg, c.options), Error);
+    }
+    for (ReduceOp op : c.ops()) {
+      const Tensor want = expected(op, c.all_values());
+      Tensor x = c.mine();
+      all_reduce(x, op, c.options).wait();
       EXPECT_TRUE(same_bytes(x, want)) << name_of(op);
-      const int root = ranks() - 1;
-      x = values(rank, n(), dtype);
-      reduce(x, root, op, options).wait();
-      EXPECT_TRUE(same_bytes(x, rank == root ? want : values(rank, n(), dtype))) << name_of(op);
+      const int root = c.ranks - 1;
+      x = c.mine();
+      reduce(x, root, op, c.options).wait();
+      EXPECT_TRUE(same_bytes(x, c.rank == root ? want : c.mine())) << name_of(op);
     }
   });
 }
 
-TEST_P(Matrix, AllGather) {
-  for_each([](int rank, DType dtype, const CallOptions& options) {
+TEST_P(Matrix, O_009_AllGather) {
+  for_each([](const Case& c) {
     std::vector<Tensor> out;
-    for (int r = 0; r < ranks(); ++r) out.push_back(zeros({n() + r}, dtype));
-    all_gather(out, values(rank, n() + rank, dtype), options).wait();
-    for (int r = 0; r < ranks(); ++r)
-      EXPECT_TRUE(same_bytes(out[r], values(r, n() + r, dtype))) << r;
-    Tensor whole = zeros({ranks(), n()}, dtype);
-    all_gather_into_tensor(whole, values(rank, n(), dtype), options).wait();
-    for (int r = 0; r < ranks(); ++r)
-      EXPECT_TRUE(same_bytes(whole.as_strided_raw({n()}, {1}, r * n()), values(r, n(), dtype)));
+    for (int r = 0; r < c.ranks; ++r) out.push_back(zeros({c.n + r}, c.dtype));
+    all_gather(out, values(c.rank, c.n + c.rank, c.dtype), c.options).wait();
+    for (int r = 0; r < c.ranks; ++r)
+      EXPECT_TRUE(same_bytes(out[r], values(r, c.n + r, c.dtype))) << r;
+    Tensor whole = zeros({c.ranks, c.n}, c.dtype);
+    all_gather_into_tensor(whole, c.mine(), c.options).wait();
+    for (int r = 0; r < c.ranks; ++r)
+      EXPECT_TRUE(same_bytes(whole.as_strided_raw({c.n}, {1}, r * c.n), values(r, c.n, c.dtype)));
   });
 }
 
 TEST_P(Matrix, GatherAndScatter) {
-  for_each([](int rank, DType dtype, const CallOptions& options) {
-    for (int root = 0; root < ranks(); ++root) {
+  for_each([](const Case& c) {
+    for (int root = 0; root < c.ranks; ++root) {
       std::vector<Tensor> list;
-      if (rank == root)
-        for (int r = 0; r < ranks(); ++r) list.push_back(zeros({n()}, dtype));
-      gather(list, values(rank, n(), dtype), root, options).wait();
+      if (c.rank == root)
+        for (int r = 0; r < c.ranks; ++r) list.push_back(zeros({c.n}, c.dtype));
+      gather(list, c.mine(), root, c.options).wait();
       for (size_t r = 0; r < list.size(); ++r)
-        EXPECT_TRUE(same_bytes(list[r], values(int(r), n(), dtype)));
-      if (rank == root) list = all_values(dtype, root);
-      Tensor x = zeros({n()}, dtype);
-      scatter(x, list, root, options).wait();
-      EXPECT_TRUE(same_bytes(x, values(rank, n(), dtype, root)));
+        EXPECT_TRUE(same_bytes(list[r], values(int(r), c.n, c.dtype)));
+      if (c.rank == root) list = c.all_values(root);
+      Tensor x = zeros({c.n}, c.dtype);
+      scatter(x, list, root, c.options).wait();
+      EXPECT_TRUE(same_bytes(x, c.mine(root)));
     }
   });
 }
 
-TEST_P(Matrix, ReduceScatter) {
-  for_each([](int rank, DType dtype, const CallOptions& options) {
-    for (ReduceOp op : kOps) {
-      if (op == ReduceOp::kAvg && !is_float(dtype)) continue;
-      auto size = [](int r) { return n() > 0 ? n() + r : 0; };
+TEST_P(Matrix, O_005_ReduceScatter) {
+  for_each([](const Case& c) {
+    for (ReduceOp op : c.ops()) {
+      auto size = [&](int r) { return c.n > 0 ? c.n + r : 0; };
       std::vector<Tensor> in, mine;
-      for (int r = 0; r < ranks(); ++r) {
-        in.push_back(values(rank, size(r), dtype, r));
-        mine.push_back(values(r, size(rank), dtype, rank));
+      for (int r = 0; r < c.ranks; ++r) {
+        in.push_back(values(c.rank, size(r), c.dtype, r));
+        mine.push_back(values(r, size(c.rank), c.dtype, c.rank));
       }
-      Tensor x = zeros({size(rank)}, dtype);
-      reduce_scatter(x, in, op, options).wait();
+      Tensor x = zeros({size(c.rank)}, c.dtype);
+      reduce_scatter(x, in, op, c.options).wait();
       EXPECT_TRUE(same_bytes(x, expected(op, mine))) << name_of(op);
-      for (int r = 0; r < ranks(); ++r)  // inputs are kept
-        EXPECT_TRUE(same_bytes(in[r], values(rank, size(r), dtype, r)));
+      for (int r = 0; r < c.ranks; ++r)  // inputs are kept
+        EXPECT_TRUE(same_bytes(in[r], values(c.rank, size(r), c.dtype, r)));
     }
-    Tensor x = zeros({n()}, dtype);
-    reduce_scatter_tensor(x, values(rank, ranks() * n(), dtype), ReduceOp::kMax, options).wait();
+    Tensor x = zeros({c.n}, c.dtype);
+    const int64_t all = c.ranks * c.n;
+    reduce_scatter_tensor(x, values(c.rank, all, c.dtype), ReduceOp::kMax, c.options).wait();
     std::vector<Tensor> mine;
-    for (int r = 0; r < ranks(); ++r)
-      mine.push_back(
-          copy_of(values(r, ranks() * n(), dtype).as_strided_raw({n()}, {1}, rank * n())));
+    for (int r = 0; r < c.ranks; ++r)
+      mine.push_back(copy_of(values(r, all, c.dtype).as_strided_raw({c.n}, {1}, c.rank * c.n)));
     EXPECT_TRUE(same_bytes(x, expected(ReduceOp::kMax, mine)));
   });
 }
 
 TEST_P(Matrix, AllToAll) {
-  for_each([](int rank, DType dtype, const CallOptions& options) {
+  for_each([](const Case& c) {
     std::vector<Tensor> in, out;
-    for (int r = 0; r < ranks(); ++r) {
-      in.push_back(values(rank, n() + r, dtype, r));
-      out.push_back(zeros({n() + rank}, dtype));
+    for (int r = 0; r < c.ranks; ++r) {
+      in.push_back(values(c.rank, c.n + r, c.dtype, r));
+      out.push_back(zeros({c.n + c.rank}, c.dtype));
     }
-    all_to_all(out, in, options).wait();
-    for (int r = 0; r < ranks(); ++r)
-      EXPECT_TRUE(same_bytes(out[r], values(r, n() + rank, dtype, rank)));
+    all_to_all(out, in, c.options).wait();
+    for (int r = 0; r < c.ranks; ++r)
+      EXPECT_TRUE(same_bytes(out[r], values(r, c.n + c.rank, c.dtype, c.rank)));
   });
 }
 
 TEST_P(Matrix, Pieces) {
-  for_each([](int rank, DType dtype, const CallOptions&) {
+  for_each([](const Case& c) {
     for (bool in_place : {true, false}) {
       // Two buffers of two dtypes in one call, as FSDP has them.
-      std::vector<Tensor> full{zeros({ranks() * n()}, dtype), zeros({ranks() * 3}, kFloat32)};
-      std::vector<Tensor> pieces{values(rank, n(), dtype), values(rank, 3, kFloat32)};
+      std::vector<Tensor> full{zeros({c.ranks * c.n}, c.dtype), zeros({c.ranks * 3}, kFloat32)};
+      std::vector<Tensor> pieces{c.mine(), values(c.rank, 3, kFloat32)};
       if (in_place)
         for (size_t i = 0; i < 2; ++i) {
           const int64_t size = pieces[i].numel();
-          Tensor place = full[i].as_strided_raw({size}, {1}, rank * size);
+          Tensor place = full[i].as_strided_raw({size}, {1}, c.rank * size);
           copy_raw(place, pieces[i]);
           pieces[i] = place;
         }
-      default_group()->all_gather_pieces(full, pieces).wait();
-      for (int r = 0; r < ranks(); ++r) {
-        EXPECT_TRUE(same_bytes(full[0].as_strided_raw({n()}, {1}, r * n()), values(r, n(), dtype)));
+      c.group().all_gather_pieces(full, pieces).wait();
+      for (int r = 0; r < c.ranks; ++r) {
+        EXPECT_TRUE(
+            same_bytes(full[0].as_strided_raw({c.n}, {1}, r * c.n), values(r, c.n, c.dtype)));
         EXPECT_TRUE(same_bytes(full[1].as_strided_raw({3}, {1}, r * 3), values(r, 3, kFloat32)));
       }
-      for (auto& f : full) copy_raw(f, values(rank, f.numel(), f.dtype(), 5));
-      default_group()->reduce_scatter_pieces(pieces, full).wait();
+      for (auto& f : full) copy_raw(f, values(c.rank, f.numel(), f.dtype(), 5));
+      c.group().reduce_scatter_pieces(pieces, full).wait();
       for (size_t i = 0; i < 2; ++i) {
         const int64_t size = pieces[i].numel();
         std::vector<Tensor> mine;
-        for (int r = 0; r < ranks(); ++r)
+        for (int r = 0; r < c.ranks; ++r)
           mine.push_back(copy_of(values(r, full[i].numel(), full[i].dtype(), 5)
-                                     .as_strided_raw({size}, {1}, rank * size)));
+                                     .as_strided_raw({size}, {1}, c.rank * size)));
         EXPECT_TRUE(same_bytes(pieces[i], expected(ReduceOp::kSum, mine)));
       }
     }
@@ -225,28 +276,107 @@ TEST_P(Matrix, Pieces) {
 }
 
 TEST_P(Matrix, SendAndRecv) {
-  for_each([](int rank, DType dtype, const CallOptions& options) {
-    if (ranks() == 1) return;
-    const int next = (rank + 1) % ranks(), before = (rank + ranks() - 1) % ranks();
-    Tensor x = zeros({n()}, dtype);
-    const Work receive = irecv(x, before, 3, options);
-    const Work sent = isend(values(rank, n(), dtype), next, 3, options);
+  for_each([](const Case& c) {
+    if (c.ranks == 1) return;
+    const int next = (c.rank + 1) % c.ranks, before = (c.rank + c.ranks - 1) % c.ranks;
+    Tensor x = zeros({c.n}, c.dtype);
+    const Work receive = irecv(x, before, 3, c.options);
+    const Work sent = isend(c.mine(), next, 3, c.options);
     sent.wait();
     receive.wait();
     EXPECT_EQ(receive.source(), before);
-    EXPECT_TRUE(same_bytes(x, values(before, n(), dtype)));
+    EXPECT_TRUE(same_bytes(x, values(before, c.n, c.dtype)));
   });
 }
+std::string name_of_case(const testing::TestParamInfo<Matrix::ParamType>& info) {
+  const auto [backend, ranks, n] = info.param;
+  return concat(backend, "_ranks_", ranks, "_size_", n);
+}
 INSTANTIATE_TEST_SUITE_P(All, Matrix,
-                         testing::Combine(testing::Values(1, 2, 3, 4),
-                                          testing::Values(0, 1, 3, 1000, 100003)),
-                         [](const auto& info) {
-                           return concat("ranks_", std::get<0>(info.param), "_size_",
-                                         std::get<1>(info.param));
-                         });
+                         testing::Combine(testing::ValuesIn(kBackends),
+                                          testing::Values(1, 2, 3, 4, 7),
+                                          testing::Values(0, 1, 3, 1000)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Large, Matrix,
+                         testing::Combine(testing::ValuesIn(kBackends),
+                                          testing::ValuesIn(ranks_of_large_ones()),
+                                          testing::Values(1000003)),
+                         name_of_case);
 
-TEST(Collectives, LargeOnesInManyChunks) {
-  run_ranks(3, [](int rank) {
+// Each over each backend.
+class OverBackends : public testing::TestWithParam<const char*> {
+ protected:
+  static void over_ranks(int ranks, const std::function<void(int)>& f) {
+    run_ranks(ranks, f, {.backend = GetParam()});
+  }
+};
+class Collectives : public OverBackends {};
+class PointToPoint : public OverBackends {};
+class Processes : public OverBackends {};
+std::string name_of_backend(const testing::TestParamInfo<const char*>& info) { return info.param; }
+INSTANTIATE_TEST_SUITE_P(All, Collectives, testing::ValuesIn(kBackends), name_of_backend);
+INSTANTIATE_TEST_SUITE_P(All, PointToPoint, testing::ValuesIn(kBackends), name_of_backend);
+INSTANTIATE_TEST_SUITE_P(All, Processes, testing::ValuesIn(kBackends), name_of_backend);
+
+// Collectives of random kinds and sizes, issued before any is waited for, and waited for in an order
+// that is each rank's own.
+TEST_P(Collectives, AHundredInFlightWaitedForInRandomOrder) {
+  constexpr int kRanks = 4, kCalls = 100;
+  over_ranks(kRanks, [](int rank) {
+    std::mt19937 same(3), own(100 + rank);
+    struct Call {
+      std::vector<Tensor> out, want;
+      Work work;
+    };
+    std::vector<Call> calls(kCalls);
+    for (int i = 0; i < kCalls; ++i) {
+      const int64_t n = std::array{0, 5, 3000, 40000, 200001}[same() % 5];
+      const DType dtype = std::array{kFloat32, kBFloat16, kInt64}[same() % 3];
+      const int kind = int(same() % 5), root = int(same() % kRanks);
+      const Group& g = default_group();
+      Call& call = calls[i];
+      Tensor x = values(rank, n, dtype, i);
+      std::vector<Tensor> all;
+      for (int r = 0; r < kRanks; ++r) all.push_back(values(r, n, dtype, i));
+      if (kind == 0) {
+        call.out = {x}, call.want = {all[root]};
+        call.work = g->broadcast(x, root);
+      } else if (kind == 1) {
+        call.out = {x}, call.want = {expected(ReduceOp::kSum, all)};
+        call.work = g->all_reduce(x);
+      } else if (kind == 2) {
+        for (int r = 0; r < kRanks; ++r) call.out.push_back(zeros({n}, dtype));
+        call.want = all;
+        call.work = g->all_gather(call.out, x);
+      } else if (kind == 3) {
+        std::vector<Tensor> in, mine;
+        for (int r = 0; r < kRanks; ++r) {
+          in.push_back(values(rank, n, dtype, i + r));
+          mine.push_back(values(r, n, dtype, i + rank));
+        }
+        call.out = {zeros({n}, dtype)}, call.want = {expected(ReduceOp::kMax, mine)};
+        call.work = g->reduce_scatter(call.out[0], in, ReduceOp::kMax);
+      } else {
+        std::vector<Tensor> in;
+        for (int r = 0; r < kRanks; ++r) {
+          in.push_back(values(rank, n, dtype, i + r));
+          call.out.push_back(zeros({n}, dtype));
+          call.want.push_back(values(r, n, dtype, i + rank));
+        }
+        call.work = g->all_to_all(call.out, in);
+      }
+    }
+    std::shuffle(calls.begin(), calls.end(), own);
+    for (const Call& call : calls) {
+      call.work.wait();
+      for (size_t k = 0; k < call.out.size(); ++k)
+        EXPECT_TRUE(same_bytes(call.out[k], call.want[k]));
+    }
+  });
+}
+
+TEST_P(Collectives, LargeOnesInManyChunks) {
+  over_ranks(3, [](int rank) {
     const int64_t n = 1000003;  // many chunks, of odd sizes, at an odd address
     auto at_odd_place = [&](int r) {
       Tensor x = zeros({n + 1}).as_strided_raw({n}, {1}, 1);
@@ -267,8 +397,8 @@ TEST(Collectives, LargeOnesInManyChunks) {
   });
 }
 
-TEST(Collectives, TensorsOfAnyStrides) {
-  run_ranks(3, [](int rank) {
+TEST_P(Collectives, O_004_TensorsOfAnyStrides) {
+  over_ranks(3, [](int rank) {
     auto column = [](int r) {  // of a [50, 4] tensor; the other columns must stay as they are
       Tensor whole = full({50, 4}, -1);
       Tensor c = whole.as_strided_raw({50}, {4}, 2);
@@ -315,8 +445,8 @@ TEST(Collectives, TensorsOfAnyStrides) {
   });
 }
 
-TEST(Collectives, RaiseTheVersionOfWhatTheyWrite) {
-  run_ranks(2, [](int rank) {
+TEST_P(Collectives, RaiseTheVersionOfWhatTheyWrite) {
+  over_ranks(2, [](int rank) {
     Tensor x = zeros({4}), y = zeros({4});
     x.family(), y.family();
     all_reduce(x);
@@ -331,9 +461,9 @@ TEST(Collectives, RaiseTheVersionOfWhatTheyWrite) {
   });
 }
 
-TEST(Collectives, AllToAllSingle) {
+TEST_P(Collectives, O_006_AllToAllSingle) {
   for (int ranks : {2, 3}) {
-    run_ranks(ranks, [ranks](int rank) {
+    over_ranks(ranks, [ranks](int rank) {
       // Rank r sends i + 1 rows to rank i, and receives r + 1 from each.
       std::vector<int64_t> in_splits, out_splits(ranks, rank + 1);
       for (int i = 0; i < ranks; ++i) in_splits.push_back(i + 1);
@@ -361,8 +491,8 @@ TEST(Collectives, AllToAllSingle) {
   }
 }
 
-TEST(Collectives, AThousandInFlight) {
-  run_ranks(4, [](int rank) {
+TEST_P(Collectives, O_003_AThousandInFlight) {
+  over_ranks(4, [](int rank) {
     std::vector<Tensor> x;
     std::vector<std::vector<Tensor>> lists;
     std::vector<Work> works;
@@ -421,8 +551,8 @@ TEST(Collectives, AThousandInFlight) {
   });
 }
 
-TEST(Collectives, OnePairOfDtypesAndGroupsAtOnce) {
-  run_ranks(4, [](int rank) {
+TEST_P(Collectives, O_015_SeveralDtypesAndGroupsAtOnce) {
+  over_ranks(4, [](int rank) {
     const Group all = new_group({0, 1, 2, 3}), turned = new_group({3, 1, 2, 0}),
                 even = new_group({0, 2}), odd = new_group({3, 1}), one = new_group({2});
     EXPECT_EQ(turned->rank(), rank == 0 ? 3 : rank == 3 ? 0 : rank);
@@ -467,8 +597,8 @@ TEST(Collectives, OnePairOfDtypesAndGroupsAtOnce) {
   });
 }
 
-TEST(Collectives, GroupsMayBeUsedInAnyOrderBetweenThem) {
-  run_ranks(2, [](int rank) {
+TEST_P(Collectives, GroupsMayBeUsedInAnyOrderBetweenThem) {
+  over_ranks(2, [](int rank) {
     const Group a = new_group({0, 1}), b = new_group({0, 1});
     Tensor x = full({100}, 1), y = full({100}, 2);
     const Work first = (rank == 0 ? a : b)->all_reduce(rank == 0 ? x : y);
@@ -479,8 +609,8 @@ TEST(Collectives, GroupsMayBeUsedInAnyOrderBetweenThem) {
   });
 }
 
-TEST(Collectives, StartAndEndAreTold) {
-  run_ranks(2, [](int rank) {
+TEST_P(Collectives, StartAndEndAreTold) {
+  over_ranks(2, [](int rank) {
     // What FSDP does: bytes come when the operation starts, and go when it has ended.
     constexpr int64_t kPiece = 100000;
     const Group& g = default_group();
@@ -510,9 +640,9 @@ TEST(Collectives, StartAndEndAreTold) {
   });
 }
 
-TEST(Collectives, ScratchIsSmallAndCountedAsCommunication) {
+TEST_P(Collectives, ScratchIsSmallAndCountedAsCommunication) {
   for (int ranks : {2, 4}) {
-    run_ranks(ranks, [ranks](int rank) {
+    over_ranks(ranks, [ranks](int rank) {
       const int64_t n = 1 << 20;
       Tensor whole = full({ranks * n}, 1);
       barrier();
@@ -525,7 +655,9 @@ TEST(Collectives, ScratchIsSmallAndCountedAsCommunication) {
       const MemoryStats after = memory_stats();
       EXPECT_EQ(after.allocated, before.allocated);
       EXPECT_LE(after.peak - before.allocated, 1 << 20);
-      EXPECT_GT(after.peak, before.allocated);
+      if (default_group()->backend() == "gloo") {
+        EXPECT_GT(after.peak, before.allocated);
+      }
       EXPECT_LE(after.peak_by_category[int(MemoryCategory::kCommunication)],
                 before[MemoryCategory::kCommunication] + (1 << 20));
       EXPECT_EQ(after[MemoryCategory::kActivations], before[MemoryCategory::kActivations]);
@@ -533,9 +665,9 @@ TEST(Collectives, ScratchIsSmallAndCountedAsCommunication) {
   }
 }
 
-TEST(Collectives, BarrierWaits) {
+TEST_P(Collectives, O_017_BarrierWaits) {
   std::atomic<bool> woke = false;
-  run_ranks(3, [&](int rank) {
+  over_ranks(3, [&](int rank) {
     const Group pair = new_group({0, 1});
     if (rank == 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -549,8 +681,8 @@ TEST(Collectives, BarrierWaits) {
   });
 }
 
-TEST(Collectives, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
-  run_ranks(2, [](int rank) {
+TEST_P(Collectives, O_008_WrongArgumentsAreRefusedBeforeAnythingIsSent) {
+  over_ranks(2, [](int rank) {
     const Tensor x = zeros({4}), y = zeros({4}, kInt32);
     const std::vector<Tensor> two{zeros({4}), zeros({4})};
     EXPECT_THROW(broadcast(x, -1), Error);
@@ -586,7 +718,7 @@ TEST(Collectives, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     all_reduce(x);  // all is well
   });
   try {
-    run_ranks(2, [](int rank) {
+    over_ranks(2, [](int rank) {
       scatter(zeros({4}), rank == 0 ? std::vector<Tensor>(3, zeros({4})) : std::vector<Tensor>(),
               0);
     });
@@ -596,8 +728,8 @@ TEST(Collectives, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
   }
 }
 
-TEST(PointToPoint, OrdersTagsAndSources) {
-  run_ranks(4, [](int rank) {
+TEST_P(PointToPoint, O_014_OrdersTagsAndSources) {
+  over_ranks(4, [](int rank) {
     // Every rank sends rank + 1 elements to each other, all at once.
     std::vector<Work> works;
     std::vector<Tensor> got;
@@ -644,8 +776,8 @@ TEST(PointToPoint, OrdersTagsAndSources) {
   });
 }
 
-TEST(PointToPoint, DoesNotWaitForCollectives) {
-  run_ranks(2, [](int rank) {
+TEST_P(PointToPoint, DoesNotWaitForCollectives) {
+  over_ranks(2, [](int rank) {
     Tensor x = full({10}, rank), sum = full({10}, 1);
     Work w;
     if (rank == 0) {
@@ -661,24 +793,33 @@ TEST(PointToPoint, DoesNotWaitForCollectives) {
   });
 }
 
-TEST(Processes, Collectives) {
-  run_processes(3, [](int rank) {
-    EXPECT_EQ(rank, dist::rank());
-    EXPECT_EQ(local_rank(), rank);
-    EXPECT_EQ(local_world_size(), 3);
-    for (int64_t n : {1, 50000}) {
-      Tensor x = full({n}, rank + 1.0);
-      all_reduce(x);
-      EXPECT_EQ(x.data<float>()[n - 1], 6);
-    }
-    Tensor x = zeros({3});
-    if (rank == 0) recv(x);
-    if (rank == 2) send(full({3}, 8), 0);
-    EXPECT_EQ(x.data<float>()[2], rank == 0 ? 8 : 0);
-  });
+TEST_P(Processes, Collectives) {
+  run_processes(3,
+                [](int rank) {
+                  EXPECT_EQ(rank, dist::rank());
+                  EXPECT_EQ(local_rank(), rank);
+                  EXPECT_EQ(local_world_size(), 3);
+                  EXPECT_EQ(default_group()->backend(), GetParam());
+                  for (int64_t n : {1, 50000, 3000000}) {
+                    Tensor x = full({n}, rank + 1.0);
+                    all_reduce(x);
+                    EXPECT_EQ(x.data<float>()[n - 1], 6);
+                    EXPECT_EQ(x.data<float>()[n / 2], 6);
+                    Tensor whole = zeros({3 * n});
+                    all_gather_into_tensor(whole, full({n}, rank));
+                    EXPECT_EQ(whole.data<float>()[2 * n - 1], 1);
+                    reduce_scatter_tensor(x, full({3 * n}, rank + 1.0));
+                    EXPECT_EQ(x.data<float>()[n - 1], 6);
+                    x = zeros({n});
+                    if (rank == 0) recv(x);
+                    if (rank == 2) send(full({n}, 8), 0);
+                    EXPECT_EQ(x.data<float>()[n - 1], rank == 0 ? 8 : 0);
+                  }
+                },
+                {.backend = GetParam()});
 }
 
-TEST(Processes, FailuresAreReported) {
+TEST_P(Processes, FailuresAreReported) {
   const auto results =
       run_processes(2, [](int rank) { EXPECT_EQ(rank, 0) << "as it should"; }, {.may_fail = true});
   EXPECT_TRUE(results[0].ok());

@@ -1,8 +1,8 @@
 // What each rank of a sharded job holds, by the allocator's own count.
 #include <gtest/gtest.h>
 
-#include "distributed/exchange.h"
 #include "distributed/memory_forecast.h"
+#include "distributed/mesh_exchange.h"
 #include "examples/big_model.h"
 #include "tests/distributed/spawn.h"
 
@@ -32,7 +32,7 @@ dist::MemoryForecast forecast(const FsdpModule& fsdp, dist::ForecastOptions opti
     }
     layouts.emplace_back(parameters, shards ? dist::world_size() : 1);
   }
-  options.exchange_bytes = dist::Exchange::room(dist::world_size());
+  options.exchange_bytes = dist::MeshExchange::room(dist::world_size());
   return dist::forecast_memory(layouts, options);
 }
 
@@ -85,7 +85,7 @@ TEST(Memory, FullShardOfTheMainJob) {
           EXPECT_LE(s.peak,
                     expected.backward + s.peak_by_category[int(MemoryCategory::kActivations)]);
           EXPECT_LE(s.peak_by_category[int(MemoryCategory::kCommunication)],
-                    dist::Exchange::room(4));
+                    dist::MeshExchange::room(4));
           // The first step has no moments yet, and the order of units is not known in its forward.
           if (i > 1) {
             EXPECT_GE(double(peak_beside_activations(s)), 0.95 * double(expected.backward));
@@ -103,7 +103,7 @@ TEST(Memory, FullShardOfTheMainJob) {
         const int64_t root = fsdp.units().back()->num_parameters();
         EXPECT_LE(double(expected.backward), 16.0 * double(parameters) / 4 +
                                                  3.0 * 4 * double(block) + 8.0 * double(root) +
-                                                 double(dist::Exchange::room(4)));
+                                                 double(dist::MeshExchange::room(4)));
 
         {
           NoGrad off;
@@ -149,7 +149,7 @@ TEST_P(MemoryForecast, HoldsAndIsClose) {
       EXPECT_EQ(model_bytes(s), f.after_step);
       EXPECT_LE(peak_beside_activations(s), f.backward) << "step " << i;
       if (i > 1) {
-        const double exchange = double(dist::Exchange::room(c.ranks));
+        const double exchange = double(dist::MeshExchange::room(c.ranks));
         EXPECT_GE(double(peak_beside_activations(s)), 0.95 * (double(f.backward) - exchange));
       }
       optimizer.zero_grad();

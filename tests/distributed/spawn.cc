@@ -44,7 +44,7 @@ void set(const char* name, const std::string& value) { setenv(name, value.c_str(
     close(listener.fd());
   int code = 0;
   try {
-    if (options.init) init_process_group({.timeout = options.timeout});
+    if (options.init) init_process_group({.backend = options.backend, .timeout = options.timeout});
     f(rank);
     if (is_initialized()) destroy_process_group();
     code = testing::Test::HasFailure();
@@ -78,7 +78,8 @@ void run_ranks(int ranks, const std::function<void(int rank)>& f, const RankOpti
       ContextGuard guard(context);
       try {
         if (options.init)
-          init_process_group({.rank = rank,
+          init_process_group({.backend = options.backend,
+                              .rank = rank,
                               .world_size = ranks,
                               .timeout = options.timeout,
                               .store = store,

@@ -1,4 +1,5 @@
-// Ranks for tests, over real Gloo on 127.0.0.1.
+// Ranks for tests, over a real backend: auto, that is shm, or the one of SHERD_BACKEND, or one that
+// is asked for.
 //
 //     run_ranks(2, [](int rank) {                 // threads, each with a Context of its own
 //       Tensor x = full({4}, rank + 1.0);
@@ -22,6 +23,7 @@ namespace sherd::dist {
 struct RankOptions {
   Milliseconds timeout = std::chrono::seconds(20);  // the default group's
   bool init = true;                                 // make and destroy the default group
+  std::string backend = "auto";
 };
 
 // Kernels compute on one thread each meanwhile.
@@ -32,6 +34,7 @@ struct ProcessOptions {
   bool init = true;  // if not: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ... are set all the same
   Milliseconds kill_after = std::chrono::seconds(50);
   bool may_fail = false;  // return the results, and throw nothing, if ranks fail
+  std::string backend = "auto";
 };
 
 struct ProcessResult {

@@ -31,7 +31,7 @@ TEST_F(BigModelProgram, Log) {
   EXPECT_EQ(log[0].size(), 1u);
   EXPECT_EQ(config["strategy"], "full_shard");
   EXPECT_EQ(config["world_size"], 2);
-  EXPECT_EQ(config["backend"], "gloo");
+  EXPECT_EQ(config["backend"], "shm");
   EXPECT_EQ(config["device"], "cpu");
   EXPECT_EQ(config["shard_group_size"], 2);
   EXPECT_EQ(config["precision"], "fp32");

@@ -1,4 +1,4 @@
-#include "distributed/exchange.h"
+#include "distributed/mesh_exchange.h"
 
 #include <algorithm>
 #include <cstring>
@@ -27,7 +27,7 @@ int64_t padded(const Exchange::Parts& parts) {
 
 }  // namespace
 
-struct Exchange::Message {
+struct MeshExchange::Message {
   static constexpr int64_t kDataAt = (sizeof(CollectiveTag) + 63) / 64 * 64;
   static constexpr int64_t kCapacity = kDataAt + kEagerBytes;
 
@@ -40,10 +40,11 @@ struct Exchange::Message {
   std::unique_ptr<Mesh::Buffer> buffer;
 };
 
-Exchange::Exchange(Mesh* mesh, int rank, int size) : mesh_(mesh), rank_(rank), size_(size) {}
-Exchange::~Exchange() = default;
+MeshExchange::MeshExchange(Mesh* mesh, int rank, int size)
+    : mesh_(mesh), rank_(rank), size_(size) {}
+MeshExchange::~MeshExchange() = default;
 
-void Exchange::open() {
+void MeshExchange::open() {
   MemoryScope scope(MemoryCategory::kCommunication);
   peers_.resize(size_);
   for (int p = 0; p < size_; ++p) {
@@ -58,14 +59,14 @@ void Exchange::open() {
   }
 }
 
-void Exchange::begin(const CollectiveTag& tag, std::vector<int> partners, TimePoint deadline) {
+void MeshExchange::begin(const CollectiveTag& tag, std::vector<int> partners, TimePoint deadline) {
   tag_ = tag;
   partners_ = std::move(partners);
   deadline_ = deadline;
   greeting_due_ = true;
 }
 
-bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>& expected) {
+bool MeshExchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>& expected) {
   if (!std::exchange(greeting_due_, false)) return false;
   for (int p : partners_) {
     Peer& peer = peers_[p];
@@ -87,7 +88,7 @@ bool Exchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>&
   return true;
 }
 
-void Exchange::await_greeting(int p) {
+void MeshExchange::await_greeting(int p) {
   Peer& peer = peers_[p];
   const Message& in = *peer.in[peer.next_in];
   if (!peer.posted[peer.next_in]) throw ConnectionLost("the peer is gone");
@@ -98,7 +99,7 @@ void Exchange::await_greeting(int p) {
   if (!difference(mine, theirs).empty()) throw TagMismatch(mine, theirs, p);
 }
 
-void Exchange::reopen() {
+void MeshExchange::reopen() {
   for (int p : partners_) {
     Peer& peer = peers_[p];
     peer.greeted = peer.posted[peer.next_in] = false;
@@ -111,7 +112,7 @@ void Exchange::reopen() {
   }
 }
 
-void Exchange::send_parts(int peer, const Parts& parts, int64_t chunk) {
+void MeshExchange::send_parts(int peer, const Parts& parts, int64_t chunk) {
   for (const Part& part : parts) {
     if (part.numel == 0) continue;
     auto it = std::find_if(sends_.begin(), sends_.end(), [&](const Pending& s) {
@@ -124,7 +125,7 @@ void Exchange::send_parts(int peer, const Parts& parts, int64_t chunk) {
   }
 }
 
-void Exchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
+void MeshExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
   const bool greeting = greet(out, [&](int p) { return in.empty() ? 0 : total_numel(in[p]); });
   auto eager = [&](const Parts& parts) { return greeting && padded(parts) <= kEagerBytes; };
   for (int i = 1; i < size_ && !out.empty(); ++i) {
@@ -152,11 +153,12 @@ void Exchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
   receives_.clear();
 }
 
-int64_t Exchange::chunk_bytes() const {
+int64_t MeshExchange::chunk_bytes() const {
   return std::max<int64_t>(64, kScratchBytes / 2 / std::max(1, size_ - 1) / 64 * 64);
 }
 
-void Exchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) {
+void MeshExchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to,
+                          ReduceOp op) {
   const bool greeting = greet(out, [&](int) { return total_numel(to); });
   auto eager = [&](const Parts& parts) { return greeting && padded(parts) <= kEagerBytes; };
   for (int i = 1; i < size_ && !out.empty(); ++i) {
@@ -179,7 +181,7 @@ void Exchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts& t
   if (greeting) reopen();
 }
 
-void Exchange::reduce_chunks(const Parts& mine, const Parts& to, ReduceOp op) {
+void MeshExchange::reduce_chunks(const Parts& mine, const Parts& to, ReduceOp op) {
   struct Chunk {
     const Part *mine, *to;
     int64_t at, bytes;
@@ -223,14 +225,47 @@ void Exchange::reduce_chunks(const Parts& mine, const Parts& to, ReduceOp op) {
   receives_.clear();
 }
 
-void Exchange::end() {
+void MeshExchange::broadcast(const Part& part, int root) {
+  PartsOfRanks out(size_), in(size_);
+  // Many bytes to several ranks: the root sends a piece to each, and they pass them on.
+  const bool pass_on = size_ > 2 && part.bytes() > (64 << 10);
+  if (rank_ == root) {
+    for (int r = 0; r < size_; ++r) out[r] = {pass_on ? part.cut(r, size_) : part};
+  } else {
+    in[root] = {pass_on ? part.cut(rank_, size_) : part};
+  }
+  transfer(out, in);
+  if (!pass_on) return;
+  for (int r = 0; r < size_; ++r) {
+    out[r] = {}, in[r] = {};
+    if (r != root) out[r] = {part.cut(rank_, size_)};
+    if (rank_ != root) in[r] = {part.cut(r, size_)};
+  }
+  transfer(out, in);
+}
+
+void MeshExchange::all_reduce(const Part& part, ReduceOp op) {
+  PartsOfRanks out(size_), in(size_);
+  if (part.bytes() <= kEagerBytes) {  // each rank sums all of it
+    for (auto& o : out) o = {part};
+    reduce(out, {part}, {part}, op);
+    return;
+  }
+  const Part mine = part.cut(rank_, size_);
+  for (int r = 0; r < size_; ++r) out[r] = {part.cut(r, size_)};
+  reduce(out, {mine}, {mine}, op);
+  for (int r = 0; r < size_; ++r) in[r] = std::exchange(out[r], {mine});
+  transfer(out, in);
+}
+
+void MeshExchange::end() {
   for (Pending& s : sends_)
     for (int i = 0; i < s.count; ++i) s.buffer->wait_send(deadline_);
   for (int p : partners_) peers_[p].out->buffer->wait_send(deadline_);
   drop();
 }
 
-void Exchange::say_goodbye(uint64_t sequence, TimePoint deadline) {
+void MeshExchange::say_goodbye(uint64_t sequence, TimePoint deadline) {
   CollectiveTag tag = make_tag(CollectiveKind::kLeave, {}, true, "");
   tag.sequence = sequence;
   std::vector<int> partners;
@@ -250,13 +285,13 @@ void Exchange::say_goodbye(uint64_t sequence, TimePoint deadline) {
   }
 }
 
-void Exchange::drop() {
+void MeshExchange::drop() {
   sends_.clear();
   receives_.clear();
-  held_.clear();
+  Exchange::drop();
 }
 
-std::optional<CollectiveTag> Exchange::goodbye_of(int p) {
+std::optional<CollectiveTag> MeshExchange::goodbye_of(int p) {
   Peer& peer = peers_[p];
   if (!peer.posted[peer.next_in]) return {};
   const Message& in = *peer.in[peer.next_in];

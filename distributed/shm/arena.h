@@ -1,0 +1,71 @@
+// Arena: a rank's shareable memory. Its blocks lie in one memfd, a file without a name that ends
+// with the last process that holds it: nothing is left after SIGKILL, and the size of /dev/shm is
+// no limit. Other ranks map the blocks that they are told of.
+//
+//     auto arena = std::make_shared<Arena>();
+//     set_block_source(Context::current(), arena);             // tensors of 64 KiB and more
+//     Place place = arena->find(tensor.bytes(), tensor.nbytes());
+//     ...                                                      // to a peer: arena->fd(), place
+//     ArenaView view(std::move(fd));
+//     const char* bytes = view.at(place, n);                   // the same memory
+#pragma once
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+#include "core/block_source.h"
+#include "distributed/socket.h"
+
+namespace sherd::dist {
+
+// Where bytes lie in a rank's arena. Plain bytes: it travels as it is.
+struct Place {
+  int64_t block = -1;  // the block's offset in the file; -1: in no arena
+  int64_t block_bytes = 0;
+  int64_t offset = 0;  // in the block
+};
+
+class Arena : public BlockSource {
+ public:
+  Arena();  // Error, with the system's reason, if it can't be made
+  ~Arena() override;
+
+  char* take(int64_t bytes) override;
+  void give_back(char* data, int64_t bytes) override;
+  bool owns(const char* data) const override { return find(data, 0).block >= 0; }
+
+  // All of [data, data + bytes), which lies in one block; block is -1 if it doesn't.
+  Place find(const char* data, int64_t bytes) const;
+  int fd() const { return file_.fd(); }
+
+ private:
+  struct Block {
+    int64_t offset, bytes;
+  };
+  Socket file_;
+  mutable std::shared_mutex mutex_;
+  std::map<const char*, Block> blocks_;  // by address
+  int64_t end_ = 0;                      // of the file: offsets are not used twice
+};
+
+// A peer's arena. Blocks are mapped when they are first asked for, and stay so.
+class ArenaView {
+ public:
+  explicit ArenaView(Socket file) : file_(std::move(file)) {}
+  ~ArenaView();
+  // The bytes at `place`, of which there must be `bytes`. Error if the file has no such place.
+  // `writable` where a block is first asked for decides for good.
+  char* at(const Place& place, int64_t bytes, bool writable = false);
+
+ private:
+  struct Mapping {
+    char* data;
+    int64_t bytes;
+  };
+  Socket file_;
+  std::mutex mutex_;
+  std::map<int64_t, Mapping> mappings_;  // by the block's offset
+};
+
+}  // namespace sherd::dist

@@ -1,0 +1,75 @@
+// Bell: a thread waits for something that a peer writes into shared memory.
+//
+//     waiter:  wait_for(bell, peer, [&] { return word.load() >= n; }, deadline);
+//     peer:    word.store(n); ring(bell, me);
+//
+// [Note: waiting] A wait looks for a short while, since an answer often comes within microseconds,
+// and then sleeps on a futex that any process may wake. Looking takes a core from whoever computes,
+// so how long it goes on is learnt: each time that it was in vain halves it, to nothing in the end,
+// and each answer that came in time doubles it. A bell says which peer is waited for, and the
+// others' news make no system call.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "distributed/mesh.h"
+
+namespace sherd::dist {
+
+struct alignas(64) Bell {  // in memory that starts as zeros
+  static constexpr int32_t kNobody = 0, kAnyone = -1;
+  std::atomic<uint32_t> rings;
+  std::atomic<int32_t> awaited;  // a peer + 1, or one of the above
+};
+
+// Tells the bell's owner, if it waits for news of `me`. What the news are was stored, sequentially
+// consistently, before.
+void ring(Bell& bell, int me);
+// Tells it in any case: what it waits for may never come.
+void ring_all(Bell& bell);
+
+class Patience {  // of one waiting thread
+ public:
+  // Sleeps until `ready()`; false once the deadline has passed. `peer` -1: any peer's news.
+  template <class F>
+  bool wait(Bell& bell, int peer, TimePoint deadline, const F& ready) {
+    if (ready()) return true;
+    if (look(ready)) return true;
+    for (;;) {
+      bell.awaited.store(peer < 0 ? Bell::kAnyone : peer + 1);
+      const uint32_t seen = bell.rings.load();
+      const bool there = ready();
+      const bool in_time = there || sleep(bell, seen, deadline);
+      if (there || ready() || !in_time) {
+        bell.awaited.store(Bell::kNobody);
+        return there || ready();
+      }
+    }
+  }
+
+ private:
+  static constexpr std::chrono::nanoseconds kMost{20000}, kLeast{500};
+
+  template <class F>
+  bool look(const F& ready) {
+    using Clock = std::chrono::steady_clock;
+    if (may_look_ <= kLeast && ++skipped_ % 16 != 0) return false;
+    const auto end = Clock::now() + may_look_;
+    do {
+      for (int i = 0; i < 8; ++i) __builtin_ia32_pause();
+      if (ready()) {
+        may_look_ = std::min(kMost, may_look_ * 2);
+        return true;
+      }
+    } while (Clock::now() < end);
+    may_look_ = std::max(kLeast, may_look_ / 2);
+    return false;
+  }
+  static bool sleep(Bell& bell, uint32_t seen, TimePoint deadline);  // false: too late
+
+  std::chrono::nanoseconds may_look_ = kMost;
+  int skipped_ = 0;
+};
+
+}  // namespace sherd::dist

@@ -1,0 +1,82 @@
+// Node: the ranks of a job that share this rank's host and can map each other's memory.
+//
+//     auto node = Node::meet(store, rank, world_size, timeout);   // all ranks of the job
+//     node->ranks();                                   // e.g. {0, 1}: those on this host
+//     char* theirs = node->at(1, place, bytes);        // rank 1's memory
+//
+// A unix socket between every two of them, in the abstract namespace (nothing in the file system),
+// carries the arenas' descriptors; afterwards nothing travels on it, but the kernel closes it when
+// a rank dies, and a thread that watches them tells so at once.
+#pragma once
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "distributed/shm/arena.h"
+#include "distributed/store.h"
+
+namespace sherd::dist {
+
+// Names the host as far as memory can be shared: the running kernel, the namespaces of network and
+// processes, and the user.
+std::string host_id();
+
+class Node {
+ public:
+  // Told, by the node's thread, of each rank that is lost.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    virtual void on_lost(int rank) = 0;
+  };
+
+  // A collective of all ranks of the job. From then on, where there is another rank on the host,
+  // this Context's tensors come from its arena. Error if ranks do not come in time.
+  static std::shared_ptr<Node> meet(Store& store, int rank, int world_size, Milliseconds timeout);
+  ~Node();
+
+  // Ranks of the job on this host, in order. Alone where memory cannot be shared: why_not() says
+  // why.
+  const std::vector<int>& ranks() const { return ranks_; }
+  bool has(int rank) const;
+  // Are all of these ranks of the job, wherever they are, on one host that lets them share memory?
+  bool share_memory(const std::vector<int>& ranks) const;
+  const std::string& why_not() const { return why_not_; }
+
+  Arena& arena() const { return *arena_; }
+  // See ArenaView::at. `rank` is another rank of the node.
+  char* at(int rank, const Place& place, int64_t bytes, bool writable = false);
+  bool is_lost(int rank) const;
+
+  void add(Listener* listener);
+  void remove(Listener* listener);  // on return it is told nothing more
+
+ private:
+  struct Peer {
+    Peer(Socket s, Socket file) : socket(std::move(s)), view(std::move(file)) {}
+    Socket socket;
+    ArenaView view;
+    std::atomic<bool> lost = false;
+  };
+  struct Announcement;
+
+  void connect(const std::vector<Announcement>& all, const Socket& listener, Milliseconds timeout);
+  void watch();
+
+  int rank_ = 0;
+  std::vector<int> ranks_;
+  std::vector<std::string> hosts_;  // by rank of the job; empty: its memory cannot be shared
+  std::string why_not_;
+  std::shared_ptr<Arena> arena_;
+  std::map<int, std::unique_ptr<Peer>> peers_;
+  Socket wake_;  // readable: the thread ends
+  std::mutex mutex_;
+  std::vector<Listener*> listeners_;
+  std::thread thread_;
+};
+
+}  // namespace sherd::dist

@@ -1,0 +1,279 @@
+#include "distributed/shm/shm_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "distributed/tree_sum.h"
+
+namespace sherd::dist {
+namespace {
+
+int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
+
+int64_t total_numel(const Exchange::Parts& parts) {
+  int64_t n = 0;
+  for (const auto& p : parts) n += p.numel;
+  return n;
+}
+
+bool same(const Exchange::Parts& a, const Exchange::Parts& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.data == y.data && x.bytes() == y.bytes();
+  });
+}
+
+bool overlap(const Exchange::Part& part, const Exchange::Parts& others) {
+  return std::any_of(others.begin(), others.end(), [&](const auto& o) {
+    return part.data < o.data + o.bytes() && o.data < part.data + part.bytes();
+  });
+}
+
+}  // namespace
+
+ShmExchange::ShmExchange(std::shared_ptr<ShmGroup> group)
+    : group_(std::move(group)), rank_(group_->rank()), size_(group_->size()) {}
+
+void ShmExchange::open() {
+  MemoryScope scope(MemoryCategory::kCommunication);
+  scratch_ = make_ref<Storage>(kScratchBytes, kCPU);
+}
+
+void ShmExchange::begin(const CollectiveTag& tag, std::vector<int> partners, TimePoint deadline) {
+  tag_ = tag;
+  partners_ = std::move(partners);
+  deadline_ = deadline;
+  greeting_due_ = true;
+}
+
+bool ShmExchange::is_partner(int peer) const {
+  return std::find(partners_.begin(), partners_.end(), peer) != partners_.end();
+}
+
+void ShmExchange::await_readers(const Turn& turn) {
+  for (int r : turn.readers) {
+    auto& done = group_->done(rank_, r);
+    group_->await(patience_, ShmGroup::kCollectives, r, deadline_,
+                  [&] { return done.load() >= turn.number; });
+  }
+}
+
+bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)>& expected,
+                       const Parts& written) {
+  const bool greeting = std::exchange(greeting_due_, false);
+  Turn& turn = turns_[++turn_ % 2];
+  await_readers(turn);
+  turn = {turn_, {}};
+
+  // The table, and which parts have to be copied: all, if they are few bytes.
+  rows_.assign(size_, {});
+  std::vector<Entry> entries;
+  std::vector<const Part*> parts;
+  int last = -1;
+  for (int p = 0; p < size_; ++p) {
+    if (p == rank_) continue;
+    rows_[p].from_peer = expected(p);
+    const bool sends = !out.empty() && !out[p].empty();
+    if (sends || (greeting && is_partner(p))) turn.readers.push_back(p);
+    if (!sends) continue;
+    rows_[p].to_peer = total_numel(out[p]);
+    rows_[p].count = int64_t(out[p].size());
+    if (last >= 0 && same(out[p], out[last])) {
+      rows_[p].first = rows_[last].first;
+      continue;
+    }
+    rows_[p].first = int64_t(entries.size());
+    for (const Part& part : out[p]) {
+      entries.push_back({{}, part.bytes()});
+      parts.push_back(&part);
+    }
+    last = p;
+  }
+  const int64_t table_bytes = int64_t(rows_.size() * sizeof(Row) + entries.size() * sizeof(Entry));
+  int64_t all = aligned(table_bytes), copied = all;
+  for (const Entry& e : entries) all += aligned(e.bytes);
+  bool shows = false;
+  if (all > kScratchBytes / 2) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (!overlap(*parts[i], written))
+        entries[i].place = group_->find(parts[i]->data, entries[i].bytes);
+      if (entries[i].place.block < 0)
+        copied += aligned(entries[i].bytes);
+      else
+        shows = true;
+    }
+  } else {
+    copied = all;
+  }
+
+  Ref<Storage> room = scratch_;
+  char* base = scratch_->data() + (turn_ % 2) * (kScratchBytes / 2);
+  if (copied > kScratchBytes / 2) {
+    room = make_ref<Storage>(copied, kCPU);
+    base = room->data();
+    hold(room);
+    shows = true;
+  }
+  const Place place = group_->find(base, copied);
+  if (place.block < 0) fail("[shm] a tensor for copies does not lie in the arena");
+  int64_t at = aligned(table_bytes);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].place.block >= 0) continue;
+    if (entries[i].bytes) std::memcpy(base + at, parts[i]->data, entries[i].bytes);
+    entries[i].place = {place.block, place.block_bytes, place.offset + at};
+    at += aligned(entries[i].bytes);
+  }
+  std::memcpy(base, rows_.data(), rows_.size() * sizeof(Row));
+  if (!entries.empty())
+    std::memcpy(base + rows_.size() * sizeof(Row), entries.data(), entries.size() * sizeof(Entry));
+  if (shows) shown_.push_back(turn);
+
+  ShmGroup::Post& post = group_->control(rank_).posts[turn_ % 2];
+  post.tag = tag_;
+  post.table = place;
+  post.table_bytes = table_bytes;
+  post.turn.store(turn_);
+  for (int p : turn.readers) group_->tell(p, ShmGroup::kCollectives);
+  return greeting;
+}
+
+std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Parts& parts) {
+  ShmGroup::Post& post = group_->control(p).posts[turn_ % 2];
+  group_->await(patience_, ShmGroup::kCollectives, p, deadline_,
+                [&] { return post.turn.load() >= turn_; });
+  CollectiveTag mine = tag_, theirs = post.tag;
+  if (post.turn.load() != turn_ || !difference(mine, theirs).empty())
+    throw TagMismatch(mine, theirs, p);
+  const char* table = group_->at(p, post.table, post.table_bytes);
+  Row row;
+  std::memcpy(&row, table + rank_ * sizeof(Row), sizeof row);
+  if (greeting) {
+    mine.to_peer = rows_[p].to_peer, mine.from_peer = rows_[p].from_peer;
+    theirs.to_peer = row.to_peer, theirs.from_peer = row.from_peer;
+    if (!difference(mine, theirs).empty()) throw TagMismatch(mine, theirs, p);
+  }
+  std::vector<const char*> places;
+  if (parts.empty()) return places;
+  const int64_t entries_at = size_ * int64_t(sizeof(Row));
+  if (row.count != int64_t(parts.size()) || row.first < 0 ||
+      entries_at + (row.first + row.count) * int64_t(sizeof(Entry)) > post.table_bytes)
+    fail("rank shows ", row.count, " parts where ", parts.size(), " are expected");
+  for (int64_t i = 0; i < row.count; ++i) {
+    Entry e;
+    std::memcpy(&e, table + entries_at + (row.first + i) * sizeof(Entry), sizeof e);
+    if (e.bytes != parts[i].bytes())
+      fail("a part has ", e.bytes, " bytes where ", parts[i].bytes(), " are expected");
+    places.push_back(e.bytes ? group_->at(p, e.place, e.bytes) : nullptr);
+  }
+  return places;
+}
+
+void ShmExchange::say_done(int peer) {
+  group_->done(peer, rank_).store(turn_);
+  group_->tell(peer, ShmGroup::kCollectives);
+}
+
+void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
+  static const Parts none;
+  auto from = [&](int p) -> const Parts& { return in.empty() ? none : in[p]; };
+  const bool greeting = post(out, [&](int p) { return total_numel(from(p)); }, {});
+  for (int i = 1; i < size_; ++i) {
+    const int p = (rank_ + size_ - i) % size_;
+    const bool partner = greeting && is_partner(p);
+    if (!partner && from(p).empty()) continue;
+    const auto places = await_parts(p, partner, from(p));
+    for (size_t k = 0; k < places.size(); ++k)
+      if (places[k]) std::memcpy(from(p)[k].data, places[k], from(p)[k].bytes());
+    say_done(p);
+  }
+}
+
+void ShmExchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) {
+  const bool greeting = post(
+      out, [&](int) { return total_numel(to); }, to);
+  std::vector<std::vector<const char*>> places(size_);
+  std::vector<int> read;
+  for (int i = 1; i < size_; ++i) {
+    const int p = (rank_ + size_ - i) % size_;
+    const bool partner = greeting && is_partner(p);
+    if (!partner && to.empty()) continue;
+    places[p] = await_parts(p, partner, to);
+    read.push_back(p);
+  }
+  std::vector<const char*> inputs(size_);
+  for (size_t k = 0; k < to.size(); ++k) {
+    if (to[k].numel == 0) continue;
+    for (int p = 0; p < size_; ++p) inputs[p] = p == rank_ ? mine[k].data : places[p][k];
+    tree_reduce(op, to[k].dtype, inputs, to[k].data, to[k].numel);
+  }
+  for (int p : read) say_done(p);
+}
+
+void ShmExchange::broadcast(const Part& part, int root) {
+  PartsOfRanks out(size_), in(size_);
+  if (rank_ == root)
+    for (auto& o : out) o = {part};
+  else
+    in[root] = {part};
+  transfer(out, in);
+}
+
+void ShmExchange::all_reduce(const Part& part, ReduceOp op) {
+  PartsOfRanks out(size_), in(size_);
+  if (part.bytes() <= kSumAlone) {
+    for (auto& o : out) o = {part};
+    reduce(out, {part}, {part}, op);
+    return;
+  }
+  const Part mine = part.cut(rank_, size_);
+  for (int r = 0; r < size_; ++r) out[r] = {part.cut(r, size_)};
+  reduce(out, {mine}, {mine}, op);
+  for (int r = 0; r < size_; ++r) in[r] = std::exchange(out[r], {mine});
+  transfer(out, in);
+}
+
+void ShmExchange::end() {
+  for (const Turn& turn : shown_) await_readers(turn);
+  shown_.clear();
+  Exchange::drop();
+}
+
+void ShmExchange::drop() {
+  shown_.clear();
+  for (Turn& turn : turns_) turn.readers.clear();
+  Exchange::drop();
+}
+
+void ShmExchange::say_goodbye(uint64_t sequence, TimePoint deadline) {
+  CollectiveTag tag = make_tag(CollectiveKind::kLeave, {}, true, "");
+  tag.sequence = sequence;
+  std::vector<int> everyone;
+  for (int p = 0; p < size_; ++p)
+    if (p != rank_) everyone.push_back(p);
+  begin(tag, everyone, deadline);
+  try {
+    post({}, [](int) { return 0; }, {});
+    bool all = true;
+    for (int p : everyone) {
+      auto& turn = group_->control(p).posts[turn_ % 2].turn;
+      try {
+        group_->await(patience_, ShmGroup::kCollectives, p, deadline_,
+                      [&] { return turn.load() >= turn_; });
+        say_done(p);
+      } catch (const ConnectionLost&) {
+        all = false;
+      }
+    }
+    if (!all) return;
+    await_readers(turns_[turn_ % 2]);
+    group_->forget_control();
+  } catch (const std::exception&) {  // a peer is gone already, or stays: there is no more to do
+  }
+}
+
+std::optional<CollectiveTag> ShmExchange::goodbye_of(int peer) {
+  for (const ShmGroup::Post& post : group_->control(peer).posts)
+    if (post.turn.load() > 0 && post.tag.kind == CollectiveKind::kLeave) return post.tag;
+  return {};
+}
+
+}  // namespace sherd::dist

@@ -1,0 +1,84 @@
+// ShmExchange: an Exchange by reading the peers' memory. A rank shows where its data lie, and each
+// peer takes what it needs straight from there into its own tensors, or sums it from there: nothing
+// is copied on the way, and no rank writes into another's tensors.
+//
+// [Note: phases] Each phase of a collective is a turn, counted alike by all ranks. In its turn a
+// rank posts, in its control block, the collective's tag and a table that says where its parts for
+// each peer lie. A reader (a partner in the greeting, or who gets parts) waits for the post,
+// compares tags, reads, and says "done". Posts alternate between two places: one is written again
+// only when its readers of two turns ago are done. A collective ends when the readers of all its
+// turns that showed the user's own memory are done; where everything was copied (few bytes, a
+// barrier) it need not wait for that.
+//
+// Parts that lie outside the arena (small tensors, memory that the user wrapped, tensors older than
+// the process group), and those that this rank itself writes in the same phase, are copied to where
+// peers can see them first.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "distributed/exchange.h"
+#include "distributed/shm/shm_group.h"
+
+namespace sherd::dist {
+
+class ShmExchange : public Exchange {
+ public:
+  static constexpr int64_t kScratchBytes = 128 << 10;  // in two halves
+  // Up to here each rank sums all elements itself, which takes one phase instead of two.
+  static constexpr int64_t kSumAlone = 32 << 10;
+
+  explicit ShmExchange(std::shared_ptr<ShmGroup> group);
+
+  void open() override;
+  void begin(const CollectiveTag& tag, std::vector<int> partners, TimePoint deadline) override;
+  void transfer(const PartsOfRanks& out, const PartsOfRanks& in) override;
+  void reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) override;
+  void broadcast(const Part& part, int root) override;
+  void all_reduce(const Part& part, ReduceOp op) override;
+  void end() override;
+  void say_goodbye(uint64_t sequence, TimePoint deadline) override;
+  std::optional<CollectiveTag> goodbye_of(int peer) override;
+  void drop() override;
+
+ private:
+  struct Row {                           // of the table: for one peer
+    int64_t to_peer = 0, from_peer = 0;  // elements, as in a tag
+    int64_t first = 0, count = 0;        // of its entries
+  };
+  struct Entry {
+    Place place;
+    int64_t bytes;
+  };
+  struct Turn {  // a post, as its writer remembers it
+    uint64_t number = 0;
+    std::vector<int> readers;
+  };
+
+  // Posts this rank's part of the next phase; true if it is the greeting. `written`: what this rank
+  // writes while peers read.
+  bool post(const PartsOfRanks& out, const std::function<int64_t(int)>& expected,
+            const Parts& written);
+  void await_readers(const Turn& turn);
+  bool is_partner(int peer) const;
+  // Waits for p's post of this turn, and finds its parts for this rank: as many as `parts`, of the
+  // same sizes. `greeting`: compares tags first.
+  std::vector<const char*> await_parts(int peer, bool greeting, const Parts& parts);
+  void say_done(int peer);
+
+  std::shared_ptr<ShmGroup> group_;
+  int rank_, size_;
+  Patience patience_;
+  Ref<Storage> scratch_;
+
+  CollectiveTag tag_;
+  std::vector<int> partners_;
+  TimePoint deadline_;
+  bool greeting_due_ = false;
+  std::vector<Row> rows_;  // of this turn
+  uint64_t turn_ = 0;
+  Turn turns_[2];            // the latest in each of the two places
+  std::vector<Turn> shown_;  // of this collective: the user's memory was shown
+};
+
+}  // namespace sherd::dist

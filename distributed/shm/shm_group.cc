@@ -1,0 +1,98 @@
+#include "distributed/shm/shm_group.h"
+
+#include <cstring>
+
+namespace sherd::dist {
+namespace {
+
+int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
+
+std::string bytes_of(const Place& place) {
+  return std::string(reinterpret_cast<const char*>(&place), sizeof place);
+}
+
+}  // namespace
+
+ShmGroup::ShmGroup(std::shared_ptr<Node> node, int rank, std::vector<int> ranks, Store& store,
+                   Milliseconds timeout)
+    : node_(std::move(node)), rank_(rank), ranks_(std::move(ranks)), blocks_(ranks_.size()) {
+  block_bytes_ = lanes_at() + int64_t(sizeof(Lane)) * size();
+  // Straight from the arena: such pages are zeros, and lie where no tensor will.
+  blocks_[rank_] = node_->arena().take(block_bytes_);
+  if (!blocks_[rank_]) fail("[shm] the system has no memory for group's control block");
+  try {
+    auto key = [](int r) { return concat("control/", r); };
+    store.set(key(rank_), bytes_of(find(blocks_[rank_], block_bytes_)));
+    std::vector<std::string> keys;
+    for (int r = 0; r < size(); ++r) keys.push_back(key(r));
+    try {
+      store.wait(keys, timeout);
+    } catch (const StoreTimeout&) {
+      std::string missing;
+      for (int r = 0; r < size(); ++r)
+        if (!store.check({key(r)})) missing += concat(missing.empty() ? "" : ", ", ranks_[r]);
+      fail("[shm] rank ", ranks_[rank_], " waited ", timeout.count(),
+           " ms for the others to come: missing are ranks ", missing, " (store ", store.name(),
+           ")");
+    }
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank_) continue;
+      Place place;
+      const std::string text = store.get(key(r));
+      if (text.size() != sizeof place) fail("[shm] the store's ", key(r), " is damaged");
+      std::memcpy(&place, text.data(), sizeof place);
+      blocks_[r] = node_->at(ranks_[r], place, block_bytes_, /*writable=*/true);
+    }
+  } catch (...) {
+    node_->arena().give_back(blocks_[rank_], block_bytes_);
+    throw;
+  }
+  node_->add(this);
+}
+
+ShmGroup::~ShmGroup() {
+  node_->remove(this);
+  // Otherwise its few pages live on in the arena, for peers that may still look.
+  if (forgotten_) node_->arena().give_back(blocks_[rank_], block_bytes_);
+}
+
+int64_t ShmGroup::lanes_at() const {
+  return aligned(sizeof(Control) + int64_t(sizeof(std::atomic<uint64_t>)) * size());
+}
+
+std::atomic<uint64_t>& ShmGroup::done(int owner, int reader) {
+  return reinterpret_cast<std::atomic<uint64_t>*>(blocks_[owner] + sizeof(Control))[reader];
+}
+
+ShmGroup::Lane& ShmGroup::lane(int from, int to) {
+  return reinterpret_cast<Lane*>(blocks_[from] + lanes_at())[to];
+}
+
+bool ShmGroup::is_lost(int peer) {
+  return peer != rank_ && (control(peer).closed.load() != 0 || node_->is_lost(ranks_[peer]));
+}
+
+void ShmGroup::close() {
+  if (closed_.exchange(true)) return;
+  control(rank_).closed.store(1);
+  for (int p = 0; p < size(); ++p)
+    for (Bell& bell : control(p).bells) ring_all(bell);
+}
+
+void ShmGroup::on_lost(int rank) {
+  for (int r : ranks_)
+    if (r == rank)
+      for (Bell& bell : control(rank_).bells) ring_all(bell);
+}
+
+void ShmGroup::throw_lost(int peer) {
+  throw ConnectionLost(peer < 0 ? std::string("the group was closed")
+                                : concat("rank ", ranks_[peer], " is gone"));
+}
+
+void ShmGroup::throw_late() {
+  close();
+  throw DeadlinePassed("the deadline has passed");
+}
+
+}  // namespace sherd::dist

@@ -1,0 +1,103 @@
+// ShmGroup: what the ranks of one group share on a host: a control block a rank, in that rank's
+// arena, which the others map. shm_exchange.h (collectives) and shm_mesh.h (send and recv) work on
+// it; this file says who writes what, and how a rank waits for another.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "distributed/collective_tag.h"
+#include "distributed/mesh.h"
+#include "distributed/shm/bell.h"
+#include "distributed/shm/node.h"
+
+namespace sherd::dist {
+
+class ShmGroup : public Node::Listener {
+ public:
+  // What a rank shows of one phase of a collective. See [Note: phases] in shm_exchange.h.
+  struct Post {
+    std::atomic<uint64_t> turn;  // of the phase; written last
+    CollectiveTag tag;
+    Place table;
+    int64_t table_bytes;
+  };
+
+  struct Letter {  // from one rank to another
+    enum Kind : int64_t { kMessage, kTaken } kind;
+    uint64_t channel, id;  // of a message; kTaken: the message of that id was received
+    int64_t bytes;
+    Place place;       // where they lie in the sender's arena, unless they are
+    char inside[256];  // few enough to lie here
+  };
+  struct Lane {  // letters to one peer; a ring
+    static constexpr uint64_t kLetters = 16;
+    alignas(64) std::atomic<uint64_t> sent;   // so many, by the owner
+    alignas(64) std::atomic<uint64_t> taken;  // so many, by the peer
+    Letter letters[kLetters];
+  };
+
+  enum Purpose { kCollectives, kMail };  // each has a thread that waits, and so a bell
+  struct Control {
+    std::atomic<uint32_t> closed;  // by the owner
+    Bell bells[2];
+    Post posts[2];  // of odd and even turns
+  };
+
+  // A collective of the group's ranks, all of which are in the node. `ranks`: of the job, by group
+  // rank. `store`: of this group alone.
+  ShmGroup(std::shared_ptr<Node> node, int rank, std::vector<int> ranks, Store& store,
+           Milliseconds timeout);
+  ~ShmGroup() override;
+
+  int rank() const { return rank_; }
+  int size() const { return int(ranks_.size()); }
+
+  Control& control(int rank) { return *reinterpret_cast<Control*>(blocks_[rank]); }
+  // The latest turn of `owner` that `reader` is done with; written by the reader.
+  std::atomic<uint64_t>& done(int owner, int reader);
+  Lane& lane(int from, int to);
+
+  // Bytes of this rank's that a peer can be told of, and a peer's.
+  Place find(const char* data, int64_t bytes) const { return node_->arena().find(data, bytes); }
+  const char* at(int peer, const Place& place, int64_t bytes) {
+    return node_->at(ranks_[peer], place, bytes);
+  }
+
+  // Returns once `ready()`. ConnectionLost if it can't come any more (the peer is gone; peer -1:
+  // this group was closed), DeadlinePassed.
+  template <class F>
+  void await(Patience& patience, Purpose purpose, int peer, TimePoint deadline, const F& ready) {
+    const bool in_time = patience.wait(control(rank_).bells[purpose], peer, deadline, [&] {
+      return ready() || (peer < 0 ? closed_.load() : is_gone(peer));
+    });
+    if (ready()) return;
+    in_time ? throw_lost(peer) : throw_late();
+  }
+  void tell(int peer, Purpose purpose) { ring(control(peer).bells[purpose], rank_); }
+  void wake(Purpose purpose) { ring_all(control(rank_).bells[purpose]); }
+
+  bool is_gone(int peer) { return closed_ || is_lost(peer); }
+  bool is_lost(int peer);
+  void close();
+  bool is_closed() const { return closed_; }
+  // All peers have ended in good order: nobody reads this rank's control block again.
+  void forget_control() { forgotten_ = true; }
+
+  void on_lost(int rank) override;
+
+ private:
+  [[noreturn]] void throw_lost(int peer);
+  [[noreturn]] void throw_late();
+  int64_t lanes_at() const;
+
+  std::shared_ptr<Node> node_;
+  int rank_;
+  std::vector<int> ranks_;
+  std::vector<char*> blocks_;  // by group rank
+  int64_t block_bytes_ = 0;
+  std::atomic<bool> closed_ = false;
+  bool forgotten_ = false;
+};
+
+}  // namespace sherd::dist
