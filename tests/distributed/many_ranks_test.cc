@@ -12,7 +12,8 @@ TEST(ManyRanks, ThirtyTwoTrainFullySharded) {
   }};
   s.steps = 3;
   const Result ddp = train(s, ddp_way(), 32);
-  expect_same_bits(train(s, fsdp_way({.auto_wrap_policy = module_wrap_policy<nn::Linear>()}), 32), ddp);
+  expect_same_bits(train(s, fsdp_way({.auto_wrap_policy = module_wrap_policy<nn::Linear>()}), 32),
+                   ddp);
 }
 
 }  // namespace

@@ -36,7 +36,11 @@ TEST(SelfLaunch, R_005_ARankGoesOn) {
   const std::string show = "echo rank";
   EXPECT_EQ(self_launch("3", show, {.environment = {{"RANK", "0"}, {"WORLD_SIZE", "1"}}}).out,
             "rank\n");
-  EXPECT_EQ(self_launch("3", show, {.environment = {{"OMPI_COMM_WORLD_RANK", "0"}}}).out, "rank\n");
+  EXPECT_EQ(
+      self_launch("3", show,
+                  {.environment = {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}})
+          .out,
+      "rank\n");
   EXPECT_EQ(self_launch("3", show,
                         {.environment = {{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}}})
                 .out,
