@@ -1,12 +1,17 @@
 #include "distributed/shm/shm_exchange.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "distributed/tree_sum.h"
 
 namespace sherd::dist {
 namespace {
+
+constexpr uintptr_t kPage = 4096;
 
 int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
 
@@ -20,6 +25,21 @@ bool same(const Exchange::Parts& a, const Exchange::Parts& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
     return x.data == y.data && x.bytes() == y.bytes();
   });
+}
+
+// A peer's bytes in slices, after each of which they leave this rank's page tables: or they would
+// count in its resident set as well as in the peer's.
+void for_each_slice(const std::vector<const char*>& peers, int64_t bytes,
+                    const std::function<void(int64_t begin, int64_t end)>& f) {
+  constexpr int64_t kSlice = int64_t(4) << 20;
+  for (int64_t begin = 0; begin < bytes; begin += kSlice) {
+    const int64_t end = std::min(bytes, begin + kSlice);
+    f(begin, end);
+    for (const char* data : peers) {
+      const auto from = uintptr_t(data + begin) / kPage * kPage;
+      madvise(reinterpret_cast<void*>(from), uintptr_t(data + end) - from, MADV_DONTNEED);
+    }
+  }
 }
 
 bool overlap(const Exchange::Part& part, const Exchange::Parts& others) {
@@ -182,7 +202,10 @@ void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
     if (!partner && from(p).empty()) continue;
     const auto places = await_parts(p, partner, from(p));
     for (size_t k = 0; k < places.size(); ++k)
-      if (places[k]) std::memcpy(from(p)[k].data, places[k], from(p)[k].bytes());
+      if (places[k])
+        for_each_slice({places[k]}, from(p)[k].bytes(), [&](int64_t begin, int64_t end) {
+          std::memcpy(from(p)[k].data + begin, places[k] + begin, end - begin);
+        });
     say_done(p);
   }
 }
@@ -199,11 +222,17 @@ void ShmExchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts
     places[p] = await_parts(p, partner, to);
     read.push_back(p);
   }
-  std::vector<const char*> inputs(size_);
+  std::vector<const char*> inputs(size_), peers;
   for (size_t k = 0; k < to.size(); ++k) {
     if (to[k].numel == 0) continue;
-    for (int p = 0; p < size_; ++p) inputs[p] = p == rank_ ? mine[k].data : places[p][k];
-    tree_reduce(op, to[k].dtype, inputs, to[k].data, to[k].numel);
+    peers.clear();
+    for (int p : read) peers.push_back(places[p][k]);
+    for_each_slice(peers, to[k].bytes(), [&](int64_t begin, int64_t end) {
+      for (int p = 0; p < size_; ++p)
+        inputs[p] = (p == rank_ ? mine[k].data : places[p][k]) + begin;
+      tree_reduce(op, to[k].dtype, inputs, to[k].data + begin,
+                  (end - begin) / size_of(to[k].dtype));
+    });
   }
   for (int p : read) say_done(p);
 }
