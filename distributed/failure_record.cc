@@ -11,6 +11,9 @@ constexpr Milliseconds kAnswers(1500);   // how long a reporter waits for the ot
 constexpr Milliseconds kReporter(6000);  // and they for its record
 constexpr Milliseconds kNotice(400);     // from a broken connection to the reason in the store
 
+// The first letter of a record in the store: of a deadline that passed, or of something else.
+constexpr char kOfDeadline = 'D', kOther = 'O';
+
 std::string to_text(const FailureRecord::Where& w) {
   return concat(w.sequence, " ", int(w.inside), " ", w.doing);
 }
@@ -38,7 +41,7 @@ std::string FailureRecord::names(const std::vector<int>& group_ranks) const {
 
 std::string FailureRecord::of_text(const std::string& text) {
   try {
-    return store_->compare_set("failure", "", text);
+    return taken(store_->compare_set("failure", "", kOther + text));
   } catch (const std::exception&) {
     return text;
   }
@@ -47,7 +50,7 @@ std::string FailureRecord::of_text(const std::string& text) {
 std::string FailureRecord::await_record(Milliseconds patience) {
   try {
     store_->wait({"failure"}, patience);
-    return store_->get("failure");
+    return taken(store_->get("failure"));
   } catch (const StoreTimeout&) {
     return "";
   }
@@ -56,11 +59,12 @@ std::string FailureRecord::await_record(Milliseconds patience) {
 std::string FailureRecord::of_deadline(const Where& here, Milliseconds waited) {
   const std::string alone = concat("group '", group_, "': rank ", ranks_[rank_], " waited ",
                                    waited.count(), " ms in ", here.doing, " for the other ranks");
+  is_of_deadline_ = true;
   try {
     store_->set(concat("where/", rank_), to_text(here));
     const std::string me = std::to_string(rank_);
     if (store_->compare_set("reporter", "", me) == me)
-      return store_->compare_set("failure", "", report(here, waited));
+      return taken(store_->compare_set("failure", "", kOfDeadline + report(here, waited)));
     const std::string record = await_record(kReporter);
     return record.empty() ? of_text(alone) : record;
   } catch (const std::exception& e) {
@@ -68,12 +72,9 @@ std::string FailureRecord::of_deadline(const Where& here, Milliseconds waited) {
   }
 }
 
-bool FailureRecord::is_of_deadline() {
-  try {
-    return store_->check({"reporter"});
-  } catch (const std::exception&) {  // rank 0 is gone, and served it
-    return false;
-  }
+std::string FailureRecord::taken(const std::string& record) {
+  is_of_deadline_ = record.starts_with(kOfDeadline);
+  return record.substr(1);
 }
 
 std::string FailureRecord::report(const Where& here, Milliseconds waited) {
@@ -121,7 +122,7 @@ std::string FailureRecord::of_lost(const Where& here, const std::vector<int>& lo
   try {
     store_->set(concat("where/", rank_), to_text(here));
     for (auto left = kNotice; left.count() > 0; left -= Milliseconds(20)) {
-      if (store_->check({"failure"})) return store_->get("failure");
+      if (store_->check({"failure"})) return taken(store_->get("failure"));
       if (store_->check({"reporter"})) {
         const std::string record = await_record(kReporter);
         if (!record.empty()) return record;

@@ -30,12 +30,13 @@ class FailureRecord {
   // Each returns the group's text, and blocks for a few seconds at most.
   std::string of_text(const std::string& text);  // for mismatches and local errors
   std::string of_deadline(const Where& here, Milliseconds waited);
-  // Did a deadline pass on some rank, so that the others broke off too?
-  bool is_of_deadline();
+  // Was it that a deadline passed, here or on a rank whose record this is?
+  bool is_of_deadline() const { return is_of_deadline_; }
   // `lost`: group ranks whose connection broke.
   std::string of_lost(const Where& here, const std::vector<int>& lost);
 
  private:
+  std::string taken(const std::string& record);     // its text; notes what it is of
   std::string await_record(Milliseconds patience);  // empty: there is none
   std::string report(const Where& here, Milliseconds waited);
   std::string names(const std::vector<int>& group_ranks) const;
@@ -44,6 +45,7 @@ class FailureRecord {
   int rank_;
   std::vector<int> ranks_;
   std::string group_;
+  bool is_of_deadline_ = false;  // one failure is explained at a time
 };
 
 }  // namespace sherd::dist

@@ -85,6 +85,11 @@ kill_and_resume() { # 50 runs killed at a random moment end in the bytes of the 
   [ $bad = 0 ]
 }
 
+fuzz_store() { # seconds
+  ./bazelw test --config=asan //tests/distributed:store_test --test_arg=--gtest_filter='*fuzzed*' --test_env=SHERD_FUZZ_SECONDS="$1" \
+    --test_timeout=$(($1 + 600))
+}
+
 fuzz_files() { # seconds
   ./bazelw build --config=asan //tests/long:fuzz_files && bazel-bin/tests/long/fuzz_files "$1"
 }
@@ -100,6 +105,7 @@ part "50 kills, each resumed" kill_and_resume
 part "1000 random command lines" python3 tests/long/fuzz_flags.py bazel-bin/examples/big_model 1000
 part "AddressSanitizer and UBSan" cases --config=asan //...
 part "10 minutes of damaged files, under AddressSanitizer" fuzz_files 600
+part "an hour of garbage at the store's port, under AddressSanitizer" fuzz_store 3600
 # What has threads. Left out: kernels, layers, optimizers, for libgomp is not instrumented, so OpenMP is off under
 # ThreadSanitizer and they have a single thread; the examples, for oneDNN's and Open MPI's libraries are not either.
 part "ThreadSanitizer: engine, loader, process groups, sharding, launcher" \

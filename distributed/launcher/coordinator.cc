@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "core/error.h"
 
@@ -26,18 +27,29 @@ std::string seconds_text(Coordinator::TimePoint::duration d) {
 }  // namespace
 
 Coordinator::Coordinator(const Options& options, TimePoint now)
-    : options_(options), forming_since_(now) {}
+    : options_(options), forming_since_(now), decided_at_(now) {}
 
 void Coordinator::hear(int number, const NodeState& state, TimePoint now) {
   auto [it, is_new] = members_.try_emplace(number, Member{state, now, now});
   Member& member = it->second;
-  if (is_new || member.is_lost) return;  // who was given up comes back as another member
+  if (is_new) return;
+  if (member.is_lost) {  // who was given up may come back, as another member
+    if (state.beat != member.state.beat && !std::exchange(member.is_refused, true))
+      decision_.refused.emplace_back(number, concat("node 0 had not heard of this node for ",
+                                                    seconds_text(options_.lost_after),
+                                                    ", and goes on without it: start it again"));
+    return;
+  }
   if (state.beat != member.state.beat) member.seen = now;
   member.state = state;
 }
 
 const Decision& Coordinator::decide(TimePoint now) {
   if (decision_.is_last()) return decision_;
+  // While this process was stopped (Ctrl-Z, a machine asleep) it heard nobody: that proves nothing.
+  const auto pause = now - std::exchange(decided_at_, now);
+  if (pause > options_.lost_after / 3)
+    for (auto& [number, member] : members_) member.seen = std::min(now, member.seen + pause);
   for (auto& [number, member] : members_)
     member.is_lost |= member.is_there() && now - member.seen > options_.lost_after;
   if (options_.by_node_rank) refuse_doubles(now);

@@ -74,7 +74,7 @@ class Coordinator {
   const Options options_;
   std::map<int, Member> members_;
   Decision decision_;
-  TimePoint forming_since_;
+  TimePoint forming_since_, decided_at_;
   std::optional<TimePoint> enough_since_;  // min_nodes wait
   std::optional<TimePoint> failed_since_;
 };

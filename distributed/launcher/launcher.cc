@@ -191,15 +191,16 @@ class Launcher {
     Decision decision;
     for (int last = 0;;) {  // the round that this node was in
       nodes.say_waiting(last + 1);
-      // Of what was decided before: until a round that has not been, or the end.
-      while (!decision.is_last() && !(decision.kind == Decision::Kind::kRunning &&
-                                      decision.round > last && place_of(nodes, decision))) {
-        if (const int signal = wait_for_news(nodes, decision)) {
-          return leave(nodes, signal);
-        }
+      while (!decision.is_last()) {
         for (const auto& [member, why] : decision.refused) {
           if (member == nodes.number()) return complain(why);
         }
+        // What was decided before counts too: a round that this node has not been in.
+        if (decision.kind == Decision::Kind::kRunning && decision.round > last &&
+            place_of(nodes, decision)) {
+          break;
+        }
+        if (const int signal = wait_for_news(nodes, decision)) return leave(nodes, signal);
       }
       if (decision.is_last()) return conclude(decision, true);
       last = decision.round;

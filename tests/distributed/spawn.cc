@@ -100,7 +100,7 @@ void run_ranks(int ranks, const std::function<void(int rank)>& f, const RankOpti
 
 std::vector<ProcessResult> run_processes(int ranks, const std::function<void(int rank)>& f,
                                          const ProcessOptions& options) {
-  const Socket listener = listen_on(resolve("127.0.0.1", 0, "the test's address")[0]);
+  Socket listener = listen_on(resolve("127.0.0.1", 0, "the test's address")[0]);
   std::vector<ProcessResult> results(ranks);
   std::vector<pid_t> pids;
   std::vector<Socket> outputs;
@@ -119,6 +119,8 @@ std::vector<ProcessResult> run_processes(int ranks, const std::function<void(int
     outputs.emplace_back(ends[0]);
     pids.push_back(pid);
   }
+
+  listener = Socket();  // were it open here, ranks could still connect after rank 0 is gone
 
   std::string errors;
   const auto deadline = Clock::now() + options.kill_after;

@@ -25,6 +25,7 @@ class Nodes {
   NodeState& operator[](int member) { return states_.at(member); }
   void die(int member) { states_.erase(member); }
 
+  void sleep(milliseconds time) { now_ += time; }  // node 0 is stopped, and hears nobody
   // The living beat all the while.
   const Decision& after(milliseconds time) {
     for (const auto end = now_ + time;; now_ += milliseconds(100)) {
@@ -109,6 +110,33 @@ TEST(Coordinator, R_014_lost_heart_beats_remove_a_node) {
   EXPECT_EQ(d.kind, Kind::kStop);
   EXPECT_EQ(d.exit_code, 1);
   EXPECT_HAS(d.text, "node 1 (host2): its sherdrun has not been heard of for 15.");
+}
+
+TEST(Coordinator, NobodyIsLostWhileNode0WasStopped) {
+  Nodes nodes({.min_nodes = 2, .max_nodes = 2, .lost_after = seconds(15)});
+  nodes.add(1), nodes.add(2);
+  nodes.run(1);
+  nodes.sleep(seconds(3600));
+  EXPECT_EQ(nodes.after(seconds(20)).kind, Kind::kRunning);
+  nodes.die(2);
+  nodes.sleep(seconds(3600));
+  EXPECT_EQ(nodes.after(seconds(14)).kind, Kind::kRunning);
+  EXPECT_EQ(nodes.after(seconds(3)).kind, Kind::kStop);
+}
+
+TEST(Coordinator, NodeThatWasGivenUpIsTold) {
+  Nodes nodes({.min_nodes = 1, .max_nodes = 2, .max_restarts = 1, .last_call = seconds(1)});
+  nodes.add(1), nodes.add(2);
+  nodes.run(1);
+  const NodeState asleep = nodes[2];
+  nodes.die(2);
+  EXPECT_EQ(nodes.after(seconds(17)).kind, Kind::kRestart);
+  EXPECT_TRUE(nodes.now().refused.empty());
+  nodes.add(2), nodes[2] = asleep;
+  const Decision& d = nodes.after(seconds(1));
+  ASSERT_EQ(d.refused.size(), 1u);
+  EXPECT_EQ(d.refused[0].first, 2);
+  EXPECT_HAS(d.refused[0].second, "goes on without it: start it again");
 }
 
 TEST(Coordinator, R_015_static_ranks_follow_from_the_node_rank) {
