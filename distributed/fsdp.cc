@@ -1,5 +1,7 @@
 #include "distributed/fsdp.h"
 
+#include <algorithm>
+#include <array>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -13,6 +15,26 @@ FsdpModule::FsdpModule(nn::Module& module, const FsdpOptions& options) : module_
 }
 FsdpModule::~FsdpModule() = default;
 
+FsdpModule FsdpModule::of(nn::Module& unit) {
+  if (!dist::Runtime::of(unit))
+    fail("[fsdp] module ", unit.full_name(), " (", unit.type_name(),
+         ") is no unit: wrap it, or let a policy choose it");
+  return FsdpModule(unit);
+}
+
+FsdpModule fully_shard(nn::Module& module, const FullyShardOptions& options) {
+  FsdpOptions o;
+  o.device_mesh = options.mesh;
+  o.mixed_precision = options.mp_policy;
+  o.cpu_offload = options.offload_policy;
+  o.ignored_parameters = options.ignored_params;
+  if (options.mesh.ndim() == 2) o.sharding_strategy = ShardingStrategy::kHybridShard;
+  FsdpModule fsdp(module, o);
+  if (options.reshard_after_forward)
+    fsdp.set_reshard_after_forward(*options.reshard_after_forward, false);
+  return fsdp;
+}
+
 std::shared_ptr<dist::Runtime> FsdpModule::runtime() const { return dist::Runtime::of(*module_); }
 
 Tensor FsdpModule::clip_grad_norm_(double max_norm, double norm_type) {
@@ -21,15 +43,18 @@ Tensor FsdpModule::clip_grad_norm_(double max_norm, double norm_type) {
   if (&r->root().module() != module_)
     fail("[clip_grad_norm_] ", module_->full_name(), " is a unit below ", r->root().name(),
          ": call it on the root, whose norm counts every parameter once");
-  return optim::clip_grad_norm_(parameters(), max_norm, norm_type);
+  std::vector<Tensor> managed;
+  for (const Tensor& p : parameters())
+    if (!r->is_ignored(p)) managed.push_back(p);
+  return optim::clip_grad_norm_(managed, max_norm, norm_type);
 }
 
 namespace {
 
 struct Place {
   nn::Slot* slot;
-  std::string name;  // from the wrapped module
-  const dist::Unit* unit;
+  std::string name;        // from the wrapped module
+  const dist::Unit* unit;  // null: ignored
   std::pair<int, int> entry;
 };
 
@@ -41,11 +66,12 @@ std::vector<Place> places_of(const dist::Runtime& runtime, const nn::Module& mod
       for (nn::Slot* s : u->entry(place).slots) by_slot[s] = {s, "", u.get(), place};
   const std::string path = module.full_name();
   std::vector<Place> places;
-  for (nn::Slot* s : module.slots())
-    if (auto it = by_slot.find(s); it != by_slot.end()) {
-      places.push_back(it->second);
-      places.back().name = s->full_name().substr(path.empty() ? 0 : path.size() + 1);
-    }
+  for (nn::Slot* s : module.slots()) {
+    if (s->is_buffer || !s->tensor.defined()) continue;
+    const auto it = by_slot.find(s);
+    places.push_back(it != by_slot.end() ? it->second : Place{s, "", nullptr, {}});
+    places.back().name = s->full_name().substr(path.empty() ? 0 : path.size() + 1);
+  }
   return places;
 }
 
@@ -58,8 +84,13 @@ void FsdpModule::for_each_full(
   r->require_idle("reading the full state");
   const bool root = r->group()->rank() == 0;
   for (const Place& p : places_of(*r, *module_)) {
-    const dist::Unit::Entry& e = p.unit->entry(p.entry);
-    const Tensor whole = p.unit->collect(e, local(p.name, e.local), 0);
+    Tensor whole;
+    if (p.unit) {
+      const dist::Unit::Entry& e = p.unit->entry(p.entry);
+      whole = p.unit->collect(e, local(p.name, e.local), 0);
+    } else {
+      whole = local(p.name, p.slot->tensor);
+    }
     if (root) f(p.name, whole);
   }
 }
@@ -81,6 +112,11 @@ std::vector<FsdpModule::Part> FsdpModule::parts() const {
   std::vector<Part> result;
   const auto r = runtime();
   for (const Place& p : places_of(*r, *module_)) {
+    if (!p.unit) {
+      const Tensor& whole = p.slot->tensor;
+      result.push_back({p.name, whole.sizes(), 0, whole.numel(), whole});
+      continue;
+    }
     const dist::Unit::Entry& e = p.unit->entry(p.entry);
     result.push_back({p.name, e.shape, e.owned.lo, e.owned.hi, e.local});
   }
@@ -97,8 +133,14 @@ nn::StateDict FsdpModule::full_state_dict() {
   for_each_full_parameter(
       [&](const std::string& name, const Tensor& t) { d.set(name, t.clone()); });
   if (runtime()->group()->rank() == 0)
-    for (auto& [name, t] : module_->persistent_buffers()) d.set(name, t.clone());
+    for (auto& [name, t] : persistent_buffers()) d.set(name, t.clone());
   return d;
+}
+
+nn::Module::NamedTensors FsdpModule::persistent_buffers() const {
+  auto buffers = module_->persistent_buffers();
+  for (auto& [name, t] : buffers) t = to_raw(t, runtime()->original_dtype(t));
+  return buffers;
 }
 
 nn::LoadResult FsdpModule::load_full_state_dict(const nn::StateDict& state, bool strict) {
@@ -128,11 +170,83 @@ nn::LoadResult FsdpModule::load_full_state_dict(const nn::StateDict& state, bool
 
 void FsdpModule::unshard() {
   const auto r = runtime();
-  for (int i = 0; i < int(r->units().size()); ++i) r->unshard(i);
+  const auto units = r->units_of(*module_, true);
+  for (int u : units) r->gather(u);  // all are under way before the first is waited for
+  for (int u : units) r->unshard(u);
+}
+FsdpModule::Unsharding FsdpModule::unshard_async() {
+  const auto r = runtime();
+  for (int u : r->units_of(*module_, true)) r->gather(u);
+  return Unsharding(*this);
 }
 void FsdpModule::reshard() {
   const auto r = runtime();
-  for (int i = 0; i < int(r->units().size()); ++i) r->reshard(i);
+  for (int u : r->units_of(*module_, true)) r->reshard(u);
+}
+
+void FsdpModule::set_requires_gradient_sync(bool on, bool recurse) {
+  const auto r = runtime();
+  r->require_idle("set_requires_gradient_sync");
+  for (int u : r->units_of(*module_, recurse)) r->set_sync(u, on);
+}
+void FsdpModule::set_reshard_after_forward(bool on, bool recurse) {
+  const auto r = runtime();
+  for (int u : r->units_of(*module_, recurse)) r->set_reshard_after_forward(u, on);
+}
+void FsdpModule::set_reshard_after_backward(bool on, bool recurse) {
+  const auto r = runtime();
+  for (int u : r->units_of(*module_, recurse)) r->set_reshard_after_backward(u, on);
+}
+void FsdpModule::set_gradient_divide_factor(double factor) {
+  const auto r = runtime();
+  r->require_idle("set_gradient_divide_factor");
+  for (int u : r->units_of(*module_, false))
+    for (auto& g : r->units()[u]->groups()) g.bucket->set_divisor(factor);
+}
+
+dist::SummonFullParams FsdpModule::summon_full_params(const SummonOptions& options) {
+  const auto r = runtime();
+  return dist::SummonFullParams(r, r->units_of(*module_, options.recurse), options);
+}
+void FsdpModule::apply(const std::function<void(nn::Module&)>& f) {
+  const auto r = runtime();
+  r->require_idle("apply");
+  const auto summoned = summon_full_params();
+  module_->apply(f);
+}
+
+std::string FsdpModule::summary() const {
+  const auto r = runtime();
+  std::vector<std::array<std::string, 7>> rows = {
+      {"unit", "strategy", "ranks", "parameters", "piece KiB", "full KiB", "gathered"}};
+  int64_t parameters = 0, piece = 0;
+  for (int i : r->units_of(*module_, true)) {
+    const dist::Unit& u = *r->units()[i];
+    const dist::UnitOptions& o = u.options();
+    int64_t bytes = 0;
+    for (auto& g : u.groups()) bytes += g.piece.nbytes();
+    const auto& unit = r->schedule().unit(i);
+    const char* when = !unit.gathers                ? "never"
+                       : unit.reshard_after_forward ? "forward and backward"
+                                                    : "forward, kept for backward";
+    rows.push_back({u.name(), name_of(o.strategy),
+                    concat(dist::size_of_group(o.shard), " x ", dist::size_of_group(o.replicate)),
+                    concat(u.num_parameters()), concat(bytes / 1024), concat(u.full_bytes() / 1024),
+                    when});
+    parameters += u.num_parameters(), piece += bytes;
+  }
+  rows.push_back({"all", "", "", concat(parameters), concat(piece / 1024), "", ""});
+  std::array<size_t, 7> widths = {};
+  for (auto& row : rows)
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  std::string text;
+  for (auto& row : rows) {
+    std::string line;
+    for (size_t c = 0; c < row.size(); ++c)
+      line += row[c] + std::string(widths[c] - row[c].size() + 2, ' ');
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
 }
 
 }  // namespace sherd

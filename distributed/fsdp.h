@@ -16,34 +16,55 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "distributed/no_sync.h"
 #include "distributed/runtime.h"
+#include "distributed/summon.h"
 #include "nn/state_dict.h"
 
 namespace sherd {
 
-// What does not depend on the model's class.
+// What does not depend on the model's class. Also a handle on one unit, of whatever depth: copies
+// are the same unit.
 class FsdpModule {
  public:
   FsdpModule(nn::Module& module, const FsdpOptions& options);
+  // A module that is a unit already. Error if it is none.
+  static FsdpModule of(nn::Module& unit);
   ~FsdpModule();
 
   nn::Module& module() const { return *module_; }
   // This rank's parts, under the model's names: what the optimizer steps, also while the module
-  // shows gathered ones. Tied ones once.
+  // shows gathered ones; ignored ones whole. Tied ones once.
   std::vector<Tensor> parameters() const;
   nn::Module::NamedTensors named_parameters() const;
 
   // Scales gradients so that their norm over all ranks is at most max_norm; returns the norm
   // before, a 0-d tensor of the gradients' dtype, the same on all ranks and for every strategy.
-  // norm_type: 2, 1, or infinity. A collective. Error on a unit below the root.
+  // Ignored parameters, whose gradients differ between ranks, are left out. norm_type: 2, 1, or
+  // infinity. A collective. Error on a unit below the root.
   Tensor clip_grad_norm_(double max_norm, double norm_type = 2);
 
   using NoSync = dist::NoSync<dist::Runtime>;
   [[nodiscard]] NoSync no_sync() { return NoSync(runtime()); }
+  // The same, by unit and until the next call.
+  void set_requires_gradient_sync(bool on, bool recurse = true);
+
+  // While the result lives, this module and those below show whole parameters: see summon.h.
+  [[nodiscard]] dist::SummonFullParams summon_full_params(const SummonOptions& options = {});
+  // f(module) for all modules below and this one, children first, with whole parameters, of which
+  // changes are kept: to initialise by hand.
+  void apply(const std::function<void(nn::Module&)>& f);
+
+  // Whether the unit's full parameters are freed at the end of its forward, and of its part of
+  // backward. At the first one's default a root keeps them.
+  void set_reshard_after_forward(bool on, bool recurse = true);
+  void set_reshard_after_backward(bool on, bool recurse = true);
+  // This unit's gradients are divided by it, not by the number of ranks. Error unless above 0.
+  void set_gradient_divide_factor(double factor);
 
   // All parameters, one at a time: f(name, values) runs on rank 0 alone, in the order of the model's
   // state_dict. `values` is in the master's dtype and lives for the call. A collective.
@@ -60,6 +81,8 @@ class FsdpModule {
   // Every rank gives the whole state and keeps its part. One Error lists all names that are
   // missing, unexpected or misshapen.
   nn::LoadResult load_full_state_dict(const nn::StateDict& state, bool strict = true);
+  // In the dtypes that they have in state, whatever mixed_precision.buffer_dtype made of them.
+  nn::Module::NamedTensors persistent_buffers() const;
   // What this rank holds of each parameter, in the order of the model's names; tied ones under each
   // name.
   struct Part {
@@ -70,9 +93,16 @@ class FsdpModule {
   };
   std::vector<Part> parts() const;
 
-  // Gathers all units: their modules show full parameters until the next release, to be read.
+  // Gathers this unit and those below: their modules show full parameters until the next release,
+  // to be read.
   void unshard();
+  // Only issues the gathers; wait() of the result shows the parameters, and so does a forward.
+  class Unsharding;
+  [[nodiscard]] Unsharding unshard_async();
   void reshard();
+
+  // A table for people: units, what they hold, what is gathered when.
+  std::string summary() const;
   FsdpStats stats() const { return runtime()->stats(); }
   void reset_stats() { runtime()->reset_stats(); }
   const std::vector<std::shared_ptr<dist::Unit>>& units() const { return runtime()->units(); }
@@ -80,8 +110,35 @@ class FsdpModule {
       const;  // the outermost one, once a module above was wrapped too
 
  private:
+  explicit FsdpModule(nn::Module& unit) : module_(&unit) {}
+
   nn::Module* module_;
 };
+
+class FsdpModule::Unsharding {
+ public:
+  explicit Unsharding(const FsdpModule& module) : module_(module) {}
+  void wait() { module_.unshard(); }
+
+ private:
+  FsdpModule module_;
+};
+
+// The same by the names of PyTorch's newer API: units are made one by one, inner ones first, and
+// the outermost call makes the root.
+//
+//     for (auto& layer : *model.layers) fully_shard(layer, {.mp_policy = bf16});
+//     FsdpModule fsdp = fully_shard(model, {.mp_policy = bf16});
+//     nn::call(model, x).sum().backward();
+struct FullyShardOptions {
+  dist::DeviceMesh mesh = {};  // two dimensions: hybrid sharding; default: all ranks of the job
+  // Default: on, and off for the root.
+  std::optional<bool> reshard_after_forward = {};
+  MixedPrecision mp_policy = {};
+  CPUOffload offload_policy = {};
+  std::vector<Tensor> ignored_params = {};
+};
+FsdpModule fully_shard(nn::Module& module, const FullyShardOptions& options = {});
 
 template <class M>
 class FullyShardedDataParallel : public FsdpModule {

@@ -129,6 +129,7 @@ class GatherSchedule {
   void set_sync(int unit, bool on);
   void clear_pending(int unit);  // the kept gradients were set to none
 
+  const ScheduledUnit& unit(int unit) const { return at(unit); }
   State state(int unit) const { return at(unit).state; }
   bool is_pending(int unit) const { return at(unit).pending; }
   int size() const { return int(units_.size()); }

@@ -1,5 +1,7 @@
 #include "distributed/grad_bucket.h"
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "autograd/grad_mode.h"
@@ -16,6 +18,9 @@ Tensor flat_without_bytes(int64_t n, DType dtype, MemoryCategory category) {
 GradBucket::GradBucket(std::vector<Entry> entries, Options options)
     : entries_(std::move(entries)), options_(std::move(options)), progress_(entries_.size()) {
   for (size_t i = 0; i < entries_.size(); ++i) index_[entries_[i].meta.get()] = int(i);
+  const int ranks = size_of_group(options_.shard) * size_of_group(options_.replicate);
+  if (options_.reduce_dtype == kFloat16)
+    predivisor_ = std::exp2((std::bit_width(unsigned(ranks)) - 1 + 1) / 2);  // log2 halved, up
 }
 
 GradBucket::~GradBucket() {
@@ -25,6 +30,12 @@ GradBucket::~GradBucket() {
     } catch (const Error&) {  // whoever waits for it in earnest has it thrown
     }
   }
+}
+
+void GradBucket::set_divisor(double divisor) {
+  if (!(divisor > 0) || std::isinf(divisor))
+    fail("[set_gradient_divide_factor] the factor must be a number above 0, got ", divisor);
+  options_.divisor = divisor;
 }
 
 int GradBucket::index_of(autograd::AutogradMeta& leaf) const { return index_.at(&leaf); }
@@ -120,8 +131,14 @@ Tensor GradBucket::finished(const Tensor& sum) const {
   NoGrad off;
   MemoryScope scope(MemoryCategory::kGradients);
   Tensor r = to_raw(sum, options_.grad_dtype);
-  if (options_.divisor != 1) r.div_(Tensor(options_.divisor));
+  if (options_.divisor != predivisor_) r.div_(Tensor(options_.divisor / predivisor_));
   return r;
+}
+
+void GradBucket::prescale() {
+  if (predivisor_ == 1) return;
+  NoGrad off;
+  buffer_.div_(Tensor(predivisor_));
 }
 
 void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::string& label) {
@@ -129,6 +146,7 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
   for (auto* b : buckets) {
     b->make_buffer();
     b->zero_unwritten();
+    b->prescale();
     b->reducing_ = true;
     const int s = size_of_group(b->options_.shard), r = size_of_group(b->options_.replicate);
     if (s * r > 1) {
@@ -143,6 +161,10 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
     else
       b->result_ = b->finished(b->buffer_);
   }
+  const auto finish_scattered = [scattered] {
+    for (auto* b : scattered)
+      if (b->sum_.storage()->has_bytes()) b->result_ = b->finished(b->sum_);
+  };
 
   if (!scattered.empty()) {
     const Group& group = scattered[0]->options_.shard;
@@ -164,17 +186,26 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
     o.on_start = [scattered] {
       for (auto* b : scattered) b->sum_.storage()->reallocate();
     };
+    const Group& replicas = scattered[0]->options_.replicate;
+    const bool is_hybrid = size_of_group(replicas) > 1;
     // On the progress thread, so that it overlaps with what backward computes next.
-    o.on_end = [scattered] {
-      for (auto* b : scattered) {
-        if (!b->sum_.storage()->has_bytes()) continue;
-        b->buffer_.storage()->release();
-        b->result_ = b->finished(b->sum_);
-      }
+    o.on_end = [scattered, finish_scattered, is_hybrid] {
+      for (auto* b : scattered)
+        if (b->sum_.storage()->has_bytes()) b->buffer_.storage()->release();
+      if (!is_hybrid) finish_scattered();
     };
-    scattered[0]->works_.push_back(group->reduce_scatter_pieces(pieces, full, ReduceOp::kSum, o));
-    for (size_t i = 1; i < scattered.size(); ++i)
-      scattered[i]->works_.push_back(scattered[0]->works_.back());
+    const Work work = group->reduce_scatter_pieces(pieces, full, ReduceOp::kSum, o);
+    for (auto* b : scattered) b->works_.push_back(work);
+    // The pieces' sums over replicas. The replicas' queue waits for the shards', never the other
+    // way round, so the two cannot block each other.
+    if (is_hybrid) {
+      CollectiveOptions replicate;
+      replicate.label = label;
+      replicate.on_start = [work] { work.wait(); };
+      replicate.on_end = finish_scattered;
+      const Work sum = replicas->all_reduce_coalesced(pieces, ReduceOp::kSum, replicate);
+      for (auto* b : scattered) b->works_.push_back(sum);
+    }
   }
 
   // An all-reduce in two halves: between them each rank finishes only its own part.
@@ -193,9 +224,9 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
       NoGrad off;
       for (size_t i = 0; i < pieces.size(); ++i) {
         const Options& options = replicated[i]->options_;
+        const double divisor = options.divisor / replicated[i]->predivisor_;
         Tensor piece = pieces[i];
-        if (options.reduce_dtype == options.grad_dtype && options.divisor != 1)
-          piece.div_(Tensor(options.divisor));
+        if (options.reduce_dtype == options.grad_dtype && divisor != 1) piece.div_(Tensor(divisor));
       }
     };
     Work first = group->reduce_scatter_pieces(pieces, full, ReduceOp::kSum, o);

@@ -9,7 +9,8 @@
 //
 // [Note: what a leaf shows] Contributions are summed locally in reduce_dtype (the first is
 // assigned, not added to zero), exchanged once, cast to the master's dtype and divided there, and
-// only then added to an older gradient. A backward without exchange (no_sync) leaves the local sum
+// only then added to an older gradient. Sums in float16 are of gradients that were divided by a
+// part of W, a power of two, before: large sums do not overflow, and small gradients do not vanish. A backward without exchange (no_sync) leaves the local sum
 // `pending`: grad then shows it in the parameter's full shape.
 #pragma once
 #include <functional>
@@ -71,7 +72,10 @@ class GradBucket : public autograd::GradSink {
   void abort();
 
   int64_t reduced_bytes() const { return options_.padded * size_of(options_.reduce_dtype); }
+  DType grad_dtype() const { return options_.grad_dtype; }
   const std::vector<Entry>& entries() const { return entries_; }
+  // What the sum over ranks is divided by; default: the number of ranks. Error unless above 0.
+  void set_divisor(double divisor);
 
  private:
   struct Progress {
@@ -86,9 +90,11 @@ class GradBucket : public autograd::GradSink {
   void make_buffer();
   void zero_unwritten();
   Tensor finished(const Tensor& sum) const;  // cast up and divided, in place where dtypes allow
+  void prescale();
 
   std::vector<Entry> entries_;
   Options options_;
+  double predivisor_ = 1;  // of the divisor: what contributions are divided by before the exchange
   std::unordered_map<autograd::AutogradMeta*, int> index_;
   std::vector<Progress> progress_;
   int expected_ = 0;

@@ -153,6 +153,30 @@ Work MeshProcessGroup::all_reduce(const Tensor& x, ReduceOp op, Options options)
                });
 }
 
+Work MeshProcessGroup::all_reduce_coalesced(const std::vector<Tensor>& tensors, ReduceOp op,
+                                            Options options) {
+  check_member("all_reduce_coalesced");
+  if (tensors.empty()) fail("[all_reduce_coalesced] got no tensors, should be one at least");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor("all_reduce_coalesced", concat("tensors[", i, "]").c_str(), tensors[i]);
+    check_op("all_reduce_coalesced", op, tensors[i].dtype());
+    if (!tensors[i].is_contiguous())
+      fail("[all_reduce_coalesced] tensors[", i, "] should be contiguous");
+  }
+  for (const auto& x : tensors) x.bump_version();
+  const auto tag = make_tag(CollectiveKind::kAllReduce, tensors, true, options.label);
+  return issue(paying(reducing(tag, op), bytes_of(tensors)), everyone(), options,
+               [=, this](Exchange& exchange) {
+                 PartsOfRanks out(size()), in(size());
+                 for (const auto& x : tensors)
+                   for (int r = 0; r < size(); ++r) out[r].push_back(part_of(x).cut(r, size()));
+                 const Parts mine = out[rank_];
+                 exchange.reduce(out, mine, mine, op);
+                 for (int r = 0; r < size(); ++r) in[r] = std::exchange(out[r], mine);
+                 exchange.transfer(out, in);
+               });
+}
+
 Work MeshProcessGroup::reduce(const Tensor& x, int root, ReduceOp op, Options options) {
   check_member("reduce");
   check_tensor("reduce", "tensor", x);

@@ -39,6 +39,7 @@ class MeshProcessGroup : public ProcessGroup {
 
   Work broadcast(const Tensor& tensor, int root, Options) override;
   Work all_reduce(const Tensor& tensor, ReduceOp op, Options) override;
+  Work all_reduce_coalesced(const std::vector<Tensor>& tensors, ReduceOp op, Options) override;
   Work reduce(const Tensor& tensor, int root, ReduceOp op, Options) override;
   Work all_gather(const std::vector<Tensor>& outputs, const Tensor& input, Options) override;
   Work gather(const std::vector<Tensor>& outputs, const Tensor& input, int root, Options) override;

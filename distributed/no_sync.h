@@ -2,11 +2,12 @@
 // grad_bucket.h). The next backward without it exchanges the sum. Read when a backward begins.
 #pragma once
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 namespace sherd::dist {
 
-// `Reducer` has syncs() and set_sync(bool).
+// `Reducer` has syncs(), set_sync(what that returned) and set_sync(bool).
 template <class Reducer>
 class NoSync {
  public:
@@ -21,7 +22,7 @@ class NoSync {
 
  private:
   std::shared_ptr<Reducer> reducer_;
-  bool before_;
+  std::decay_t<decltype(std::declval<Reducer>().syncs())> before_;
 };
 
 }  // namespace sherd::dist

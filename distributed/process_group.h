@@ -76,6 +76,10 @@ class ProcessGroup {
   using Options = const CollectiveOptions&;
   virtual Work broadcast(const Tensor& tensor, int root, Options = {}) = 0;
   virtual Work all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::kSum, Options = {}) = 0;
+  // Several at once, each contiguous, of maybe several dtypes; they may be without bytes until
+  // on_start has run. Counts as one all_reduce.
+  virtual Work all_reduce_coalesced(const std::vector<Tensor>& tensors,
+                                    ReduceOp op = ReduceOp::kSum, Options = {}) = 0;
   virtual Work reduce(const Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum,
                       Options = {}) = 0;
   // outputs: one tensor a rank, any shapes that agree between ranks pairwise (outputs[r] has rank

@@ -1,7 +1,9 @@
 #include "distributed/runtime.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdio>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -12,10 +14,36 @@
 
 namespace sherd {
 
+namespace {
+
+constexpr std::array kStrategies = {
+    std::pair{ShardingStrategy::kFullShard, "full_shard"},
+    std::pair{ShardingStrategy::kShardGradOp, "shard_grad_op"},
+    std::pair{ShardingStrategy::kNoShard, "no_shard"},
+    std::pair{ShardingStrategy::kHybridShard, "hybrid_shard"},
+    std::pair{ShardingStrategy::kHybridShardZero2, "hybrid_shard_zero2"}};
+
+bool reshards_after_forward(ShardingStrategy s) {
+  return s == ShardingStrategy::kFullShard || s == ShardingStrategy::kHybridShard;
+}
+
+}  // namespace
+
 const char* name_of(ShardingStrategy s) {
-  return s == ShardingStrategy::kFullShard     ? "full_shard"
-         : s == ShardingStrategy::kShardGradOp ? "shard_grad_op"
-                                               : "no_shard";
+  for (auto& [strategy, name] : kStrategies)
+    if (strategy == s) return name;
+  fail("[fsdp] there is no sharding strategy number ", int(s));
+}
+ShardingStrategy sharding_strategy(const std::string& name) {
+  std::string all;
+  for (auto& [strategy, known] : kStrategies) {
+    if (name == known) return strategy;
+    all += concat(all.empty() ? "" : ", ", known);
+  }
+  fail("[fsdp] there is no sharding strategy '", name, "': there are ", all);
+}
+bool is_hybrid(ShardingStrategy s) {
+  return s == ShardingStrategy::kHybridShard || s == ShardingStrategy::kHybridShardZero2;
 }
 
 void check_mixed_precision(const MixedPrecision& p) {
@@ -26,10 +54,13 @@ void check_mixed_precision(const MixedPrecision& p) {
   };
   check("param_dtype", p.param_dtype);
   check("reduce_dtype", p.reduce_dtype);
+  check("buffer_dtype", p.buffer_dtype);
 }
 
 namespace dist {
 namespace {
+
+void warn(const std::string& text) { std::fprintf(stderr, "[fsdp] %s\n", text.c_str()); }
 
 int64_t nanoseconds_of(const std::function<void()>& f) {
   const auto start = std::chrono::steady_clock::now();
@@ -128,8 +159,78 @@ Runtime::Runtime(nn::Module& root, const FsdpOptions& options) : options_(option
          " is a list without a forward of its own: wrap its elements, or the module above");
   if (!options.device.is_cpu())
     fail("[fsdp] device ", options.device, " is not in this build: use the cpu");
-  group_ = options.process_group ? options.process_group : default_group();
+  find_groups();
+}
+
+// [Note: groups] `group_` is all ranks: the full strategies shard over it, kNoShard replicates over
+// it. The hybrid ones shard over one line of a grid of ranks and replicate over the other.
+void Runtime::find_groups() {
+  const FsdpOptions& o = options_;
+  const DeviceMesh& mesh = o.device_mesh;
+  if (mesh.defined() && (o.process_group || o.shard_group || o.replicate_group))
+    fail("[fsdp] got a device_mesh and groups: give one or the other");
+  if (mesh.ndim() > 2)
+    fail("[fsdp] the device_mesh has ", mesh.ndim(),
+         " dimensions, should have one, or two of which one replicates and the other shards: take "
+         "those of it, mesh[\"shard\"]");
+  group_ = mesh.ndim() == 1  ? mesh.get_group()
+           : o.process_group ? o.process_group
+                             : default_group();
   if (group_->rank() < 0) fail("[fsdp] this rank is not in the process group ", group_->name());
+  if (mesh.ndim() == 2) {
+    if (mesh.mesh_dim_names().empty())
+      fail(
+          "[fsdp] the device_mesh has two dimensions without names: name them, \"replicate\" and "
+          "\"shard\"");
+    const bool named = mesh.has_name("shard") && mesh.has_name("replicate");
+    shard_ = named ? mesh.get_group("shard") : mesh.get_group(1);
+    replicate_ = named ? mesh.get_group("replicate") : mesh.get_group(0);
+  } else if (o.shard_group || o.replicate_group) {
+    if (!o.shard_group || !o.replicate_group)
+      fail("[fsdp] got a ", o.shard_group ? "shard_group" : "replicate_group",
+           " alone: hybrid sharding needs both, shard_group and replicate_group");
+    DeviceMesh::from_groups({o.replicate_group, o.shard_group});  // checks
+    shard_ = o.shard_group, replicate_ = o.replicate_group;
+  }
+  if (shard_ && shard_->size() * replicate_->size() != group_->size())
+    fail("[fsdp] a shard group of ", shard_->size(), " ranks and a replicate group of ",
+         replicate_->size(), " make ", shard_->size() * replicate_->size(), " ranks, and group '",
+         group_->name(), "' has ", group_->size(), ": give process_group, that of all of them");
+}
+
+// For the hybrid strategies, where nothing was said: the ranks of one node shard.
+void Runtime::find_node_groups() {
+  if (!options_.auto_wrap_policy || options_.process_group || options_.device_mesh.defined())
+    fail("[fsdp] ", name_of(options_.sharding_strategy),
+         " needs two groups, one that shards and one that replicates: give a device_mesh of two "
+         "dimensions named \"replicate\" and \"shard\", or shard_group and replicate_group (the "
+         "ranks of one node shard by default only where an auto_wrap_policy makes all units)");
+  const int local = local_world_size(), world = group_->size();
+  if (world % local != 0)
+    fail("[fsdp] ", world, " ranks do not make whole nodes of ", local,
+         ": give shard_group and replicate_group");
+  const DeviceMesh mesh = init_device_mesh({world / local, local}, {"replicate", "shard"});
+  shard_ = mesh.get_group("shard"), replicate_ = mesh.get_group("replicate");
+}
+
+UnitOptions Runtime::unit_options(nn::Module& module) {
+  FsdpOptions o = options_;
+  if (options_.unit_options) {
+    options_.unit_options(module, o);
+    check_mixed_precision(o.mixed_precision);
+  }
+  UnitOptions u;
+  u.strategy = o.sharding_strategy;
+  u.precision = o.mixed_precision;
+  u.sync_module_states = o.sync_module_states;
+  const auto several = [](const Group& g) { return g->size() > 1 ? g : nullptr; };
+  if (is_hybrid(u.strategy)) {
+    if (!shard_) find_node_groups();
+    u.shard = several(shard_), u.replicate = several(replicate_);
+  } else {
+    (u.strategy == ShardingStrategy::kNoShard ? u.replicate : u.shard) = several(group_);
+  }
+  return u;
 }
 
 Runtime::~Runtime() {
@@ -147,29 +248,43 @@ void Runtime::build(nn::Module& root) {
   std::unordered_map<nn::ModuleState*, nn::Module*>
       owner;  // module state -> the unit's module that claims its parameters
   std::vector<nn::Module*> unit_modules;  // children first
+  const std::unordered_set<nn::Module*> ignored(options_.ignored_modules.begin(),
+                                                options_.ignored_modules.end());
+  // above: the unit that takes what no unit below claims; null below an ignored module.
   const std::function<void(nn::Module&, nn::Module*)> claim = [&](nn::Module& m,
                                                                   nn::Module* above) {
-    Hooks* wrapped = Hooks::on(m);
-    const bool is_unit = &m == &root || wrapped || (chosen.count(&m) && !m.is_container());
-    nn::Module* unit = is_unit ? &m : above;
+    const bool wrapped = Hooks::on(m), left_out = ignored.count(&m) > 0;
+    if (wrapped && left_out)
+      fail("[fsdp] module ", m.full_name(),
+           " is in ignored_modules and was wrapped before: one or the other");
+    const bool is_unit = &m == &root || wrapped || (above && chosen.count(&m) && !m.is_container());
+    nn::Module* unit = left_out ? nullptr : is_unit ? &m : above;
     owner[&m.state()] = unit;
     for (auto& [name, child] : m.named_children()) claim(*child, unit);
-    if (is_unit) unit_modules.push_back(&m);
+    if (&m == &root || (is_unit && !left_out)) unit_modules.push_back(&m);
   };
   claim(root, nullptr);
+  if (ignored.count(&root))
+    warn("the root is in ignored_modules: nothing is sharded but units that were wrapped before");
+  for (const Tensor& p : options_.ignored_parameters) ignored_.insert(p.impl());
+  for (nn::Slot* s : root.slots())
+    if (!s->is_buffer && s->tensor.defined() && !owner[s->owner]) ignored_.insert(s->tensor.impl());
+  const auto is_managed = [&](const nn::Slot& s) {
+    return !s.is_buffer && s.tensor.defined() && !is_ignored(s.tensor);
+  };
 
   // Tied parameters across chosen units belong to their lowest common ancestor's unit: here, the
   // root.
   std::unordered_map<TensorImpl*, nn::Module*> claimed;
   std::unordered_set<TensorImpl*> shared;
   for (nn::Slot* s : root.slots()) {
-    if (s->is_buffer || !s->tensor.defined()) continue;
+    if (!is_managed(*s)) continue;
     auto [it, fresh] = claimed.emplace(s->tensor.impl(), owner[s->owner]);
     if (!fresh && it->second != owner[s->owner]) shared.insert(s->tensor.impl());
   }
   std::unordered_map<nn::Module*, std::vector<nn::Slot*>> slots;
   for (nn::Slot* s : root.slots()) {
-    if (s->is_buffer || !s->tensor.defined()) continue;
+    if (!is_managed(*s)) continue;
     nn::Module* unit = shared.count(s->tensor.impl()) ? &root : owner[s->owner];
     if (shared.count(s->tensor.impl()) && s->tensor.impl()->placeholder)
       fail("[fsdp] parameter ", s->full_name(),
@@ -182,47 +297,60 @@ void Runtime::build(nn::Module& root) {
   *seed.data<int64_t>() = int64_t(options_.seed.value_or(default_generator().state().seed));
   if (group_->size() > 1) group_->broadcast(seed, 0, {.label = "fsdp seed"}).wait();
 
-  UnitOptions unit_options;
-  const bool shards = options_.sharding_strategy != ShardingStrategy::kNoShard;
-  (shards ? unit_options.shard : unit_options.replicate) = group_->size() > 1 ? group_ : nullptr;
-  unit_options.precision = options_.mixed_precision;
-  unit_options.sync_module_states = options_.sync_module_states;
-
+  for (nn::Module* m : unit_modules)
+    if (Hooks* wrapped = Hooks::on(*m)) {
+      wrapped->runtime->require_idle("wrapping a module around it");
+      agree_with(*wrapped->runtime);
+    }
   std::vector<ScheduledUnit> scheduled;
   std::vector<std::shared_ptr<Runtime>> adopted;  // inner roots, whose units are this one's now
   for (nn::Module* m : unit_modules) {
     Hooks* wrapped = Hooks::on(*m);
     std::shared_ptr<Hooks> hooks;
     if (wrapped) {
-      wrapped->runtime->require_idle("wrapping a module around it");
-      adopted.push_back(wrapped->runtime);
+      if (adopted.empty() || adopted.back() != wrapped->runtime)
+        adopted.push_back(wrapped->runtime);
       for (auto& h : m->state().hooks)
         if (h.get() == wrapped) hooks = std::static_pointer_cast<Hooks>(h);
     } else {
       const std::string name =
           m == &root ? (m->full_name().empty() ? "root" : m->full_name()) : m->full_name();
-      auto unit =
-          std::make_shared<Unit>(*m, name, slots[m], unit_options, uint64_t(*seed.data<int64_t>()));
+      auto unit = std::make_shared<Unit>(*m, name, slots[m], unit_options(*m),
+                                         uint64_t(*seed.data<int64_t>()));
       hooks = std::make_shared<Hooks>(unit);
       m->state().hooks.insert(m->state().hooks.begin(), hooks);
     }
+    if (!wrapped && hooks->unit->options().precision.buffer_dtype)
+      for (nn::Slot* s : m->slots())
+        if (s->is_buffer && s->tensor.defined() && is_float(s->tensor.dtype()) &&
+            owner[s->owner] == m)
+          buffers_.push_back(
+              {s, s->tensor.dtype(), *hooks->unit->options().precision.buffer_dtype});
     hooks->runtime = shared_from_this();
     hooks->index = int(units_.size());
     units_.push_back(hooks->unit);
     const Unit& u = *hooks->unit;
     ScheduledUnit s;
     s.full_bytes = u.full_bytes(), s.grad_bytes = u.gradient_bytes(), s.gathers = u.gathers();
-    s.reshard_after_forward = options_.sharding_strategy == ShardingStrategy::kFullShard;
-    if (m == &root && !options_.reshard_root_after_forward) s.reshard_after_forward = false;
+    const bool keeps = m == &root && !options_.reshard_root_after_forward;
+    s.reshard_after_forward = u.options().reshard_after_forward.value_or(
+        !keeps && reshards_after_forward(u.options().strategy));
+    s.reshard_after_backward = u.options().reshard_after_backward;
     scheduled.push_back(s);
   }
-  for (auto& inner : adopted) inner->units_.clear();
+  for (auto& inner : adopted) {
+    ignored_.insert(inner->ignored_.begin(), inner->ignored_.end());
+    buffers_.insert(buffers_.end(), inner->buffers_.begin(), inner->buffers_.end());
+    inner->units_.clear();
+  }
+  root.materialize(uint64_t(*seed.data<int64_t>()));  // what was ignored
   GatherSchedule::Options o;
   o.forward_prefetch = options_.forward_prefetch;
   o.backward_prefetch = options_.backward_prefetch;
   o.max_bytes = options_.max_gathered_bytes;
   schedule_ = std::make_unique<GatherSchedule>(std::move(scheduled), o);
   incomplete_.assign(units_.size(), 0);
+  syncs_.assign(units_.size(), true);
   for (size_t i = 0; i < units_.size(); ++i)
     for (auto& g : units_[i]->groups())
       g.bucket->on_complete = [this, i] {
@@ -238,14 +366,29 @@ void Runtime::build(nn::Module& root) {
   autograd::add_observer(this);
 }
 
+// What can only be one for all units, whoever wrapped them.
+void Runtime::agree_with(const Runtime& inner) const {
+  const auto compare = [&](const char* option, int64_t here, int64_t there) {
+    if (here != there)
+      fail("[fsdp] ", option, " is ", there, " for ", inner.root().name(),
+           ", which was wrapped before, and ", here,
+           " for the module around it: give all the same");
+  };
+  compare("max_gathered_bytes", options_.max_gathered_bytes, inner.options_.max_gathered_bytes);
+  compare("forward_prefetch", options_.forward_prefetch, inner.options_.forward_prefetch);
+  compare("backward_prefetch", int(options_.backward_prefetch),
+          int(inner.options_.backward_prefetch));
+}
+
 void Runtime::verify() const {
   std::vector<std::string> lines;
-  lines.push_back(concat("strategy ", name_of(options_.sharding_strategy), ", backward_prefetch ",
-                         int(options_.backward_prefetch), ", forward_prefetch ",
-                         options_.forward_prefetch, ", max_gathered_bytes ",
+  lines.push_back(concat("backward_prefetch ", int(options_.backward_prefetch),
+                         ", forward_prefetch ", options_.forward_prefetch, ", max_gathered_bytes ",
                          options_.max_gathered_bytes));
   for (auto& u : units_) {
-    lines.push_back(concat("unit ", u->name()));
+    lines.push_back(concat("unit ", u->name(), ", ", name_of(u->options().strategy), " over ",
+                           size_of_group(u->options().shard), " x ",
+                           size_of_group(u->options().replicate), " ranks"));
     for (auto place : u->order()) {
       const Unit::Entry& e = u->entry(place);
       const Unit::FlatGroup& g = u->groups()[place.first];
@@ -265,8 +408,24 @@ int Runtime::index_of(const Unit& unit) const {
 }
 
 void Runtime::require_idle(const char* what) const {
+  if (summoned_)
+    fail("[fsdp] ", what, " is not possible inside summon_full_params of ", root().name());
   if (!is_idle())
     fail("[fsdp] ", what, " is not possible during forward or backward of ", root().name());
+}
+
+void Runtime::begin_summon() {
+  require_idle("summon_full_params");
+  check_slots();
+  summoned_ = true;
+}
+
+std::vector<int> Runtime::units_of(const nn::Module& module, bool recurse) const {
+  std::vector<int> result;
+  for (size_t i = 0; i < units_.size(); ++i)
+    for (auto* m = &units_[i]->module().state(); m; m = recurse ? m->parent : nullptr)
+      if (m == &module.state()) result.push_back(int(i));
+  return result;
 }
 
 // ---- steps
@@ -334,13 +493,27 @@ void Runtime::reset_stats() {
   counts_before_ = schedule_->counts();
 }
 
-void Runtime::set_sync(bool on) {
-  for (int i = 0; i < int(units_.size()); ++i) schedule_->set_sync(i, on);
-  sync_ = on;
+void Runtime::set_sync(const std::vector<bool>& on) {
+  for (size_t i = 0; i < on.size(); ++i) set_sync(int(i), on[i]);
 }
-void Runtime::unshard(int unit) {
+void Runtime::set_sync(int unit, bool on) {
+  schedule_->set_sync(unit, on);
+  syncs_[unit] = on;
+}
+void Runtime::set_reshard_after_forward(int unit, bool on) {
+  units_[unit]->options().reshard_after_forward = on;
+  schedule_->set_reshard_after_forward(unit, on);
+}
+void Runtime::set_reshard_after_backward(int unit, bool on) {
+  units_[unit]->options().reshard_after_backward = on;
+  schedule_->set_reshard_after_backward(unit, on);
+}
+void Runtime::gather(int unit) {
   require_idle("unshard");
   carry_out(schedule_->unshard(unit));
+}
+void Runtime::unshard(int unit) {
+  gather(unit);
   units_[unit]->show();
 }
 void Runtime::reshard(int unit) {
@@ -359,10 +532,26 @@ void Runtime::check_slots() {
   for (auto& u : units_) u->check_slots();
 }
 
+void Runtime::cast_buffers() {
+  for (auto& b : buffers_)
+    if (b.slot->tensor.dtype() != b.computed)
+      b.slot->tensor.set_data(to_raw(b.slot->tensor, b.computed));
+}
+
+DType Runtime::original_dtype(const Tensor& buffer) const {
+  for (auto& b : buffers_)
+    if (b.slot->tensor.is_same(buffer)) return b.original;
+  return buffer.dtype();
+}
+
 void Runtime::forward_pre(int unit, const nn::TensorVisitor& inputs) {
   Unit& u = *units_[unit];
   const ForwardKind kind = forward_kind();
-  if (depth_ == 0 && kind != ForwardKind::kRecomputation) check_slots();
+  if (summoned_) fail("[fsdp] forward of ", u.name(), " is not possible inside summon_full_params");
+  if (depth_ == 0 && kind != ForwardKind::kRecomputation) {
+    check_slots();
+    cast_buffers();
+  }
   const MixedPrecision& p = u.options().precision;
   if (p.param_dtype && p.cast_forward_inputs) {
     // One tensor given twice stays one tensor: attention(x, x, x).
@@ -440,10 +629,12 @@ bool Runtime::on_plan(const autograd::Plan& plan) {
     fail("[backward] create_graph through the sharded model ", root().name(),
          " is not supported: take second "
          "derivatives of the unwrapped model");
+  if (summoned_)
+    fail("[backward] a backward of ", root().name(), " is not possible inside summon_full_params");
   if (in_backward_) fail("[backward] a backward of ", root().name(), " began inside another one");
   if (depth_ > 0) fail("[backward] backward of ", root().name(), " began inside its forward");
   check_slots();
-  syncs_now_ = sync_;
+  syncs_now_ = syncs_;
   for (size_t i = 0; i < units_.size(); ++i) {
     incomplete_[i] = 0;
     for (auto& g : units_[i]->groups()) {
@@ -474,7 +665,7 @@ void Runtime::recomputed(int unit) { carry_out(schedule_->skip(unit)); }
 
 void Runtime::gradients_complete(int unit) {
   carry_out(schedule_->gradients_complete(unit));
-  if (!syncs_now_)
+  if (!syncs_now_[unit])
     for (auto& g : units_[unit]->groups()) g.bucket->keep_pending();
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "autograd/engine.h"
@@ -42,15 +43,30 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   FsdpStats stats() const;
   void reset_stats();
   GatherSchedule& schedule() { return *schedule_; }
-  bool is_idle() const { return depth_ == 0 && !in_backward_; }
-  // Error, naming `what`, inside a forward or backward.
+  bool is_idle() const { return depth_ == 0 && !in_backward_ && !summoned_; }
+  // Error, naming `what`, inside a forward, a backward, or summon_full_params.
   void require_idle(const char* what) const;
+  void begin_summon();
+  void end_summon() noexcept { summoned_ = false; }
 
-  bool syncs() const { return sync_; }
-  void set_sync(bool on);
+  // By unit: whether backwards reduce its gradients.
+  const std::vector<bool>& syncs() const { return syncs_; }
+  void set_sync(const std::vector<bool>& on);
+  void set_sync(bool on) { set_sync(std::vector<bool>(units_.size(), on)); }
+  void set_sync(int unit, bool on);
+  void gather(int unit);   // issues it, if it is sharded
   void unshard(int unit);  // returns when the module shows the full parameters
   void reshard(int unit);
+  // Read when the unit's forward, or its part of backward, ends.
+  void set_reshard_after_forward(int unit, bool on);
+  void set_reshard_after_backward(int unit, bool on);
   int index_of(const Unit& unit) const;
+  // The unit of that module and, with recurse, those of modules below it.
+  std::vector<int> units_of(const nn::Module& module, bool recurse) const;
+  // A parameter that the options leave out.
+  bool is_ignored(const Tensor& parameter) const { return ignored_.count(parameter.impl()); }
+  // Of a buffer, before mixed_precision.buffer_dtype.
+  DType original_dtype(const Tensor& buffer) const;
 
   // ---- module hooks
   void forward_pre(int unit, const nn::TensorVisitor& inputs);
@@ -67,24 +83,37 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
 
  private:
   struct Forward;  // one open call of a unit's module
+  struct CastBuffer {
+    nn::Slot* slot;
+    DType original, computed;
+  };
   class Hooks;
   class UnitScope;
 
   Runtime(nn::Module& root, const FsdpOptions& options);
+  void find_groups();
+  void find_node_groups();
+  UnitOptions unit_options(nn::Module& module);
   void build(nn::Module& root);
+  void agree_with(const Runtime& inner) const;
   void verify() const;
   void carry_out(const GatherSchedule::Steps& steps);
   void carry_out(const Step& step);
   ForwardKind forward_kind() const;
   void check_slots();
+  void cast_buffers();
 
   FsdpOptions options_;
-  Group group_;
+  Group group_;              // all ranks
+  Group shard_, replicate_;  // of hybrid units; null until one needs them
   std::vector<std::shared_ptr<Unit>> units_;
   std::unique_ptr<GatherSchedule> schedule_;
   std::vector<std::unique_ptr<Forward>> forwards_;  // open calls, outermost first
   int depth_ = 0;
-  bool in_backward_ = false, sync_ = true, syncs_now_ = true;
+  bool in_backward_ = false, summoned_ = false;
+  std::vector<bool> syncs_, syncs_now_;
+  std::unordered_set<const TensorImpl*> ignored_;
+  std::vector<CastBuffer> buffers_;
   GatherSchedule::Counts counts_before_;  // at the last reset_stats()
   std::vector<int> incomplete_;  // by unit: buckets that wait for contributions in this backward
   FsdpStats stats_;

@@ -10,6 +10,7 @@
 // is ever gathered.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "distributed/grad_bucket.h"
 #include "distributed/mixed_precision.h"
 #include "distributed/process_group.h"
+#include "distributed/sharding_strategy.h"
 #include "nn/module.h"
 #include "nn/shard_info.h"
 
@@ -26,6 +28,10 @@ namespace sherd::dist {
 struct UnitOptions {
   Group shard, replicate;  // null: a group of one
   MixedPrecision precision;
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;
+  // Default: by the strategy, and a root keeps its parameters.
+  std::optional<bool> reshard_after_forward = {};
+  bool reshard_after_backward = true;
   bool sync_module_states = false;  // rank 0's values, where parameters have values already
 };
 
@@ -65,6 +71,7 @@ class Unit {
   const std::string& name() const { return name_; }
   const std::vector<FlatGroup>& groups() const { return groups_; }
   const UnitOptions& options() const { return options_; }
+  UnitOptions& options() { return options_; }
   // The entry of a full tensor or a view of it; null for another tensor.
   const Entry* find_full(const Tensor& t) const;
   // In module order.

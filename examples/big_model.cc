@@ -67,6 +67,7 @@ class Training {
   std::optional<FullyShardedDataParallel<BigModel>> fsdp_;
   std::optional<DistributedDataParallel<BigModel>> ddp_;
   std::optional<optim::AdamW> optimizer_;
+  std::optional<ShardedGradScaler> scaler_;  // of fp16
   std::unique_ptr<optim::LRScheduler> schedule_;
   std::unique_ptr<data::DistributedSampler> sampler_;
   std::unique_ptr<data::DataLoader> loader_;
@@ -141,42 +142,58 @@ Training::Training(const Options& options)
 
 void Training::wrap() {
   const MixedPrecision precision =
-      o_.precision == "bf16" ? MixedPrecision{.param_dtype = kBFloat16, .reduce_dtype = kFloat32}
-                             : MixedPrecision{};
+      o_.precision == "bf16"   ? MixedPrecision{.param_dtype = kBFloat16, .reduce_dtype = kFloat32}
+      : o_.precision == "fp16" ? MixedPrecision{.param_dtype = kFloat16, .reduce_dtype = kFloat32}
+                               : MixedPrecision{};
+  if (o_.precision == "fp16") scaler_.emplace();
+  if (o_.strategy == "none") {
+    if (dist::world_size() > 1 || o_.precision != "fp32")
+      throw UsageError("--strategy=none trains without a wrapper: on one rank, in fp32");
+    model_.materialize();
+    return;
+  }
   // Data parallelism with a lower precision is FSDP that cuts nothing: master weights and a copy to
   // compute with.
   if (o_.strategy == "ddp" && o_.precision == "fp32") {
     ddp_.emplace(model_);
     return;
   }
-  fsdp_.emplace(
-      model_, FsdpOptions{.auto_wrap_policy = o_.wrap_min_params > 0
-                                                  ? size_based_auto_wrap_policy(o_.wrap_min_params)
-                                                  : module_wrap_policy<LargeTransformerBlock>(),
-                          .sharding_strategy =
-                              o_.strategy == "full_shard"      ? ShardingStrategy::kFullShard
-                              : o_.strategy == "shard_grad_op" ? ShardingStrategy::kShardGradOp
-                                                               : ShardingStrategy::kNoShard,
-                          .mixed_precision = precision,
-                          .gather_in_backward = GatherInBackward::kIfSaved});
+  FsdpOptions options{
+      .auto_wrap_policy = o_.wrap_min_params > 0 ? size_based_auto_wrap_policy(o_.wrap_min_params)
+                                                 : module_wrap_policy<LargeTransformerBlock>(),
+      .sharding_strategy = sharding_strategy(o_.strategy == "ddp" ? "no_shard" : o_.strategy),
+      .mixed_precision = precision,
+      .backward_prefetch = o_.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
+                           : o_.backward_prefetch == "post" ? BackwardPrefetch::kPost
+                                                            : BackwardPrefetch::kNone,
+      .gather_in_backward = GatherInBackward::kIfSaved,
+      .cpu_offload = {.offload_params = o_.cpu_offload}};
+  const int world = dist::world_size(), shard = o_.shard_group_size;
+  if (shard > 0 && world % shard != 0)
+    throw UsageError(concat("--shard_group_size=", shard, " does not divide ", world, " ranks"));
+  if (shard > 0)
+    options.device_mesh = dist::init_device_mesh({world / shard, shard}, {"replicate", "shard"});
+  fsdp_.emplace(model_, options);
 }
 
 nlohmann::json Training::config() const {
-  const bool shards =
-      fsdp_ && fsdp_->runtime()->options().sharding_strategy != ShardingStrategy::kNoShard;
   nlohmann::json j = {
-      {"strategy", fsdp_ ? name_of(fsdp_->runtime()->options().sharding_strategy) : "ddp"},
+      {"strategy", fsdp_  ? name_of(fsdp_->runtime()->options().sharding_strategy)
+                   : ddp_ ? "ddp"
+                          : "none"},
       {"world_size", dist::world_size()},
       {"backend", dist::default_group()->backend()},
       {"device", to_string(dist::local_device())},
-      {"shard_group_size", shards ? dist::world_size() : 1},
+      {"shard_group_size", fsdp_ ? dist::size_of_group(fsdp_->units()[0]->options().shard) : 1},
       {"precision", o_.precision},
       {"backward_prefetch",
        !fsdp_                                                                     ? "none"
        : fsdp_->runtime()->options().backward_prefetch == BackwardPrefetch::kPre  ? "pre"
        : fsdp_->runtime()->options().backward_prefetch == BackwardPrefetch::kPost ? "post"
                                                                                   : "none"},
-      {"units", fsdp_ ? int64_t(fsdp_->units().size()) : ddp_->num_buckets()},
+      {"units", fsdp_  ? int64_t(fsdp_->units().size())
+                : ddp_ ? ddp_->num_buckets()
+                       : 0},
       {"layers", o_.layers},
       {"dim", o_.dim},
       {"ff_dim", o_.ff_dim},
@@ -200,6 +217,9 @@ nlohmann::json Training::config() const {
     n = model_.num_parameters();
   j["parameters"] = n;
   if (o_.precision == "bf16") j["bf16_products"] = describe_bf16_products();
+  if (scaler_)
+    j["grad_scaler"] = {{"scale", scaler_->get_scale()},
+                        {"growth_tracker", scaler_->growth_tracker()}};
   return j;
 }
 
@@ -211,6 +231,13 @@ void Training::start() {
   if (any) {
     const auto path = resume(*checkpointer_, now);
     step_ = now.step;
+    if (scaler_ && now.user.contains("grad_scaler")) {
+      nn::StateDict scaler = scaler_->state_dict();
+      const nlohmann::json& saved = now.user["grad_scaler"];
+      scaler.set("scale", full({}, saved["scale"].get<double>(), kFloat64));
+      scaler.set("growth_tracker", full({}, saved["growth_tracker"].get<double>(), kInt64));
+      scaler_->load_state_dict(scaler);
+    }
     reporter_->say("resumed from " + *path);
     return;
   }
@@ -263,13 +290,19 @@ void Training::train() {
       if (loss.dtype() != kFloat32) loss = loss.to(kFloat32);
       loss = loss * (1.0 / double(o_.accumulate));
       loss_sum += loss.item();
-      loss.backward();
+      (scaler_ ? scaler_->scale(loss) : loss).backward();
       ++batches;
     }
     const double lr = optimizer_->lr(0);
+    if (scaler_) scaler_->unscale_(*optimizer_);
     const auto clip =
         optim::clip_coefficient(fsdp_ ? fsdp_->parameters() : model_.parameters(), max_norm);
-    optimizer_->step({.grad_scale = clip.coefficient});
+    if (scaler_) {
+      scaler_->step(*optimizer_, {.grad_scale = clip.coefficient});
+      scaler_->update();
+    } else {
+      optimizer_->step({.grad_scale = clip.coefficient});
+    }
     optimizer_->zero_grad();
     schedule_->step();
     ++step_;

@@ -17,11 +17,13 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "autograd/checkpoint.h"
 #include "nn/parameter.h"
 #include "nn/state_dict.h"
 #include "nn/visit_tensors.h"
@@ -50,6 +52,7 @@ struct ModuleState {
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children;
   std::vector<std::shared_ptr<CallHooks>> hooks;
   bool training = true;
+  bool checkpointed = false;  // see activation_checkpointing.h
 };
 
 // A handle on a child module: copies are the same module.
@@ -203,12 +206,56 @@ auto as_forward(Module* module, const F& f, A&&... args) {
   }
 }
 
-// module.forward(args...), with the module's hooks.
 template <class M, class... A>
-auto call(M& module, A&&... args) {
+auto call_once(M& module, A&&... args) {
   return as_forward(
       &module, [&module](auto&&... a) { return module.forward(std::forward<decltype(a)>(a)...); },
       std::forward<A>(args)...);
+}
+
+// call_once() as a region of checkpoint(): the tensors in the arguments are its inputs, those in
+// the result its outputs; other arguments are copied for the second time.
+template <class M, class... A>
+auto call_checkpointed(M& module, A&&... args) {
+  using Arguments = std::tuple<std::decay_t<A>...>;
+  using Result = decltype(call_once(module, std::declval<std::decay_t<A>&>()...));
+  Arguments arguments(std::forward<A>(args)...);
+  std::vector<Tensor> inputs;
+  visit_tensors(arguments, [&](Tensor& t) {
+    inputs.push_back(t);
+    t = t.detach();  // marks its place
+  });
+  auto first = std::make_shared<std::optional<Result>>();
+  const std::weak_ptr<std::optional<Result>> weak = first;  // gone in the recomputation
+  const auto region = [&module, arguments, weak](const std::vector<Tensor>& in) {
+    Arguments now = arguments;
+    size_t k = 0;
+    visit_tensors(now, [&](Tensor& t) { t = in[k++]; });
+    Result result = std::apply([&](auto&... a) { return call_once(module, a...); }, now);
+    std::vector<Tensor> out;
+    visit_tensors(result, [&](Tensor& t) { out.push_back(t); });
+    if (const auto keep = weak.lock()) *keep = std::move(result);
+    return out;
+  };
+  const std::vector<Tensor> outputs = checkpoint(region, inputs);
+  Result result = std::move(**first);
+  size_t k = 0;
+  visit_tensors(result, [&](Tensor& t) { t = outputs[k++]; });
+  return result;
+}
+
+// module.forward(args...), with the module's hooks.
+template <class M, class... A>
+auto call(M& module, A&&... args) {
+  if (module.state().checkpointed) [[unlikely]] {
+    using Result = decltype(call_once(module, std::forward<A>(args)...));
+    if constexpr (!std::is_void_v<Result> && (std::is_copy_constructible_v<std::decay_t<A>> && ...))
+      return call_checkpointed(module, std::forward<A>(args)...);
+    else
+      fail("[checkpoint] module ", module.full_name(),
+           " cannot be checkpointed: its forward takes what cannot be copied, or returns nothing");
+  }
+  return call_once(module, std::forward<A>(args)...);
 }
 
 template <class M>

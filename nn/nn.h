@@ -1,6 +1,7 @@
 // All of nn.
 #pragma once
 #include "nn/activation.h"
+#include "nn/activation_checkpointing.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
 #include "nn/functional.h"

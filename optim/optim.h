@@ -2,5 +2,6 @@
 #pragma once
 #include "optim/adamw.h"
 #include "optim/clip_grad.h"
+#include "optim/grad_scaler.h"
 #include "optim/lr_scheduler.h"
 #include "optim/sgd.h"

@@ -76,13 +76,22 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   run->add_option("--backend", o.backend, "of collectives: auto, shm or gloo")
       ->check(CLI::IsMember({"auto", "shm", "gloo"}));
   run->add_option("--seed", o.seed, "of weights, order and dropout")->check(CLI::NonNegativeNumber);
-  run->add_option("--strategy", o.strategy, "full_shard, shard_grad_op, no_shard or ddp")
-      ->check(CLI::IsMember({"full_shard", "shard_grad_op", "no_shard", "ddp"}));
+  run->add_option("--strategy", o.strategy,
+                  "full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, ddp, or "
+                  "none (no wrapper: one rank)")
+      ->check(CLI::IsMember({"full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2",
+                             "no_shard", "ddp", "none"}));
+  run->add_option("--shard_group_size", o.shard_group_size,
+                  "ranks that share one copy under a hybrid strategy; 0: those of one node")
+      ->check(CLI::NonNegativeNumber);
+  run->add_option("--backward_prefetch", o.backward_prefetch, "pre, post or none")
+      ->check(CLI::IsMember({"pre", "post", "none"}));
+  run->add_flag("--cpu_offload", o.cpu_offload, "parameters and optimizer on the host");
   run->add_option("--wrap_min_params", o.wrap_min_params,
                   "0: a unit a block; else the size-based policy")
       ->check(CLI::NonNegativeNumber);
-  run->add_option("--precision", o.precision, "fp32 or bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  run->add_option("--precision", o.precision, "fp32, bf16, or fp16 with a scaled loss")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 
   auto* model = group("Model");
   model->add_option("--preset", o.preset, "laptop or seed")
@@ -181,6 +190,8 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                   " must be a multiple of --heads=" + std::to_string(o.heads));
   if (o.async_save && o.checkpoint_format == "full")
     return refuse("--async_save needs --checkpoint_format=sharded: a full one goes through rank 0");
+  if (o.shard_group_size > 0 && !o.strategy.starts_with("hybrid_shard"))
+    return refuse("--shard_group_size goes with --strategy=hybrid_shard or hybrid_shard_zero2");
   if (o.resume && o.overwrite) return refuse("--resume and --overwrite exclude each other");
   for (auto* list : {&o.data, &o.val_data})
     for (auto& p : *list) {

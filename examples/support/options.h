@@ -15,6 +15,9 @@ struct Options {
   std::string backend = "";  // of collectives; empty: SHERD_BACKEND, or auto
   int64_t seed = 0;
   std::string strategy = "full_shard";
+  int shard_group_size = 0;  // of the hybrid strategies; 0: the ranks of one node
+  std::string backward_prefetch = "pre";
+  bool cpu_offload = false;
   int64_t wrap_min_params = 0;  // 0: a unit a block
   std::string precision = "fp32";
   // ---- the model

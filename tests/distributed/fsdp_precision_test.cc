@@ -1,4 +1,5 @@
-// Mixed precision under FSDP: rows M-001 to M-004, M-012, M-013 of the scenarios, T-18 of the traps.
+// Mixed precision under FSDP: rows M-001 to M-008, M-010, M-012, M-013 of the scenarios, T-18 of
+// the traps.
 #include "autograd/grad_mode.h"
 #include "core/generator.h"
 #include "tests/distributed/scenario.h"
@@ -60,9 +61,12 @@ Trainee::Values by_hand(DType compute, DType reduce, int world, std::vector<doub
       }
       NoGrad off;
       for (size_t i = 0; i < masters.size(); ++i) {
-        const Tensor sum = world == 2 ? grads[0][i] + grads[1][i]
-                                      : (grads[0][i] + grads[1][i]) + (grads[2][i] + grads[3][i]);
-        masters[i].set_grad(to_raw(sum, kFloat32) * (1.0 / world));
+        // Float16 is halved before the exchange, of two ranks and of four.
+        const double before = reduce == kFloat16 ? 2 : 1;
+        std::vector<Tensor> g;
+        for (int r = 0; r < world; ++r) g.push_back(grads[r][i] / before);
+        const Tensor sum = world == 2 ? g[0] + g[1] : (g[0] + g[1]) + (g[2] + g[3]);
+        masters[i].set_grad(to_raw(sum, kFloat32) * (before / world));
       }
       adam.step();
     }
@@ -81,7 +85,7 @@ struct Case {
 };
 class FsdpPrecision : public testing::TestWithParam<Case> {};
 
-TEST_P(FsdpPrecision, M_001_to_003_EqualsTheReferenceByHand) {
+TEST_P(FsdpPrecision, M_001_M_002_M_003_EqualsTheReferenceByHand) {
   const Case c = GetParam();
   for (int world : {2, 4}) {
     std::vector<double> losses;
@@ -158,6 +162,153 @@ TEST(FsdpPrecision, M_004_IntegersAreNeverCast) {
     });
 }
 
+// Records the dtypes that it is called with.
+class Sees : public nn::Module {
+ public:
+  explicit Sees(bool norm = false) : layer(add<nn::Linear>("layer", 4, 4)) {
+    if (norm) this->norm = add<nn::LayerNorm>("norm", 4);
+  }
+  Tensor forward(const Tensor& x, const Tensor& y = {}) {
+    seen.push_back(x.dtype());
+    if (y.defined()) seen.push_back(y.dtype());
+    const Tensor h = layer(x.to(layer->weight->dtype()));
+    return norm.get() ? norm(h) : h;
+  }
+  nn::Child<nn::Linear> layer;
+  nn::Child<nn::LayerNorm> norm;
+  std::vector<DType> seen;
+};
+class Parent : public nn::Module {
+ public:
+  explicit Parent(bool makes_one)
+      : first(add<Sees>("first")), second(add<Sees>("second")), makes_one(makes_one) {}
+  Tensor forward(const Tensor& x) {
+    seen.push_back(x.dtype());
+    if (!makes_one) return second(first(x));
+    return second(x, ones({2, 4}));
+  }
+  nn::Child<Sees> first, second;
+  bool makes_one;
+  std::vector<DType> seen;
+};
+using DTypes = std::vector<DType>;
+
+TEST(FsdpPrecision, M_005_OnlyTheSecondChildInFloat16) {
+  for (bool casts : {true, false})
+    run_ranks(2, [=](int rank) {
+      Parent m(false);
+      FsdpOptions o{.auto_wrap_policy = module_wrap_policy<Sees>()};
+      o.unit_options = [=](nn::Module& unit, FsdpOptions& options) {
+        if (unit.full_name() == "second")
+          options.mixed_precision = {.param_dtype = kFloat16, .cast_forward_inputs = casts};
+      };
+      FullyShardedDataParallel fsdp(m, o);
+      fsdp(random_input({2, 4}, rank, 0)).sum().backward();
+      EXPECT_EQ(m.seen, DTypes{kFloat32});
+      EXPECT_EQ(m.first->seen, DTypes{kFloat32});
+      EXPECT_EQ(m.second->seen, DTypes{casts ? kFloat16 : kFloat32});
+      for (const Tensor& p : fsdp.parameters())
+        if (p.numel()) {
+          EXPECT_TRUE(p.grad().defined());
+        }
+    });
+}
+
+TEST(FsdpPrecision, M_006_TensorsMadeInsideTheParent) {
+  for (bool casts : {true, false})
+    run_ranks(2, [=](int rank) {
+      Parent m(true);
+      FsdpOptions o{.auto_wrap_policy = module_wrap_policy<Sees>(),
+                    .mixed_precision = {.param_dtype = kFloat16}};
+      o.unit_options = [=](nn::Module& unit, FsdpOptions& options) {
+        if (unit.full_name() == "second") options.mixed_precision.cast_forward_inputs = casts;
+      };
+      FullyShardedDataParallel fsdp(m, o);
+      fsdp(random_input({2, 4}, rank, 0)).sum().backward();
+      EXPECT_EQ(m.second->seen, (DTypes{kFloat16, casts ? kFloat16 : kFloat32}));
+    });
+}
+
+TEST(FsdpPrecision, M_007_CheckpointedUnitSeesTheSameTwice) {
+  run_ranks(2, [](int rank) {
+    Parent m(false);
+    nn::apply_activation_checkpointing(m, [](nn::Module& u) { return dynamic_cast<Sees*>(&u); });
+    FullyShardedDataParallel fsdp(m, {.auto_wrap_policy = module_wrap_policy<Sees>(),
+                                      .mixed_precision = {.param_dtype = kBFloat16}});
+    Tensor x = random_input({2, 4}, rank, 0);
+    fsdp(x).sum().backward();
+    EXPECT_EQ(m.first->seen, (DTypes{kBFloat16, kBFloat16}));
+    EXPECT_EQ(m.second->seen, (DTypes{kBFloat16, kBFloat16}));
+  });
+}
+
+class Norms : public nn::Module {
+ public:
+  Norms()
+      : a(add<nn::Linear>("a", 32, 32)),
+        norm(add<nn::LayerNorm>("norm", 32)),
+        b(add<nn::Linear>("b", 32, 32)) {}
+  Tensor forward(const Tensor& x) { return b(norm(a(x))); }
+  nn::Child<nn::Linear> a;
+  nn::Child<nn::LayerNorm> norm;
+  nn::Child<nn::Linear> b;
+};
+
+TEST(FsdpPrecision, M_008_NormsAsUnits) {
+  for (DType dtype : {kBFloat16, kFloat16})
+    run_ranks(2, [=](int rank) {
+      Norms m;
+      FullyShardedDataParallel fsdp(
+          m, {.auto_wrap_policy = lambda_auto_wrap_policy([](nn::Module&) { return true; }),
+              .mixed_precision = {.param_dtype = dtype}});
+      const Tensor y = fsdp(random_input({2, 32}, rank, 0));
+      EXPECT_EQ(y.dtype(), dtype);
+      y.to(kFloat32).sum().backward();
+      for (auto& [name, p] : fsdp.named_parameters())
+        if (name.starts_with("norm") && p.numel() > 0) {
+          EXPECT_TRUE(p.grad().defined());
+        }
+    });
+}
+
+class WithBuffers : public nn::Module {
+ public:
+  WithBuffers()
+      : layer(add<nn::Linear>("layer", 3, 3)),
+        scale(buffer("scale", full({3}, 0.1, kFloat64))),
+        count(buffer("count", full({1}, 7, kInt64))) {}
+  Tensor forward(const Tensor& x) {
+    seen = scale->dtype();
+    return layer(x) * scale.get().to(x.dtype());
+  }
+  nn::Child<nn::Linear> layer;
+  nn::Buffer scale, count;
+  DType seen = kInt64;
+};
+
+TEST(FsdpPrecision, M_010_BufferDtype_T_18) {
+  run_ranks(2, [](int rank) {
+    WithBuffers m;
+    FullyShardedDataParallel fsdp(
+        m, {.mixed_precision = {.param_dtype = kFloat16, .buffer_dtype = kFloat16}});
+    EXPECT_EQ(m.scale->dtype(), kFloat64);
+    fsdp(random_input({2, 3}, rank, 0)).sum().backward();
+    EXPECT_EQ(m.seen, kFloat16);
+    EXPECT_EQ(m.scale->dtype(), kFloat16);
+    EXPECT_EQ(m.count->dtype(), kInt64);
+    {
+      const auto summoned = fsdp.summon_full_params();
+      EXPECT_EQ(m.scale->dtype(), kFloat16);
+    }
+    const nn::StateDict state = fsdp.full_state_dict();
+    if (rank == 0) {
+      EXPECT_EQ(state.find("scale")->dtype(), kFloat64);
+      EXPECT_EQ(state.find("count")->dtype(), kInt64);
+    }
+    EXPECT_EQ(m.scale->dtype(), kFloat16);
+  });
+}
+
 TEST(FsdpPrecision, M_012_LowPrecisionGradientsAreKeptOnRequest) {
   for (bool keep : {false, true})
     run_ranks(2, [=](int rank) {
@@ -181,6 +332,8 @@ TEST(FsdpPrecision, M_013_DtypesThatAreNone) {
                  {"param_dtype", "int64", "bfloat16", "float32"});
     expect_error([&] { FsdpModule(m, {.mixed_precision = {.reduce_dtype = kBool}}); },
                  {"reduce_dtype", "bool"});
+    expect_error([&] { FsdpModule(m, {.mixed_precision = {.buffer_dtype = kInt64}}); },
+                 {"buffer_dtype", "int64"});
   });
 }
 

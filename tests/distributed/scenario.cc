@@ -66,6 +66,11 @@ Tensor gradient_of(const Tensor& p) {
   return p.grad().defined() ? p.grad() : zeros(p.sizes(), p.dtype());
 }
 
+dist::DeviceMesh hybrid_mesh(int shard_group_size) {
+  return dist::init_device_mesh({dist::world_size() / shard_group_size, shard_group_size},
+                                {"replicate", "shard"});
+}
+
 Trainee::Trainee(const Scenario& s, const Way& way, int rank, int world)
     : rank(rank), world(world), losses(world), one_process_(way.one_process) {
   manual_seed(7);
@@ -78,7 +83,12 @@ Trainee::Trainee(const Scenario& s, const Way& way, int rank, int world)
       optimizers.push_back(std::make_unique<optim::Adam>(named, optim::AdamOptions{.lr = 1e-2}));
   };
   if (s.optimizer_before_wrapping) make_optimizers();
-  if (way.fsdp) fsdp = std::make_unique<FsdpModule>(module(), *way.fsdp);
+  if (way.fsdp) {
+    FsdpOptions o = *way.fsdp;
+    if (way.shard_group_size > 0) o.device_mesh = hybrid_mesh(way.shard_group_size);
+    fsdp = std::make_unique<FsdpModule>(module(), o);
+  }
+  if (way.wrap) way.wrap(*this);
   if (way.ddp) ddp = std::make_shared<dist::DdpReducer>(module(), *way.ddp);
   if (way.one_process) module().materialize();
   if (!s.optimizer_before_wrapping) make_optimizers();

@@ -8,8 +8,11 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -93,14 +96,26 @@ struct Way {
   bool one_process = false;
   std::optional<DdpOptions> ddp = {};
   std::optional<FsdpOptions> fsdp = {};
+  int shard_group_size = 0;                      // a mesh of "replicate" x "shard"; 0: none
+  std::function<void(Trainee&)> wrap = nullptr;  // by hand, into trainee.fsdp
 };
 inline Way one_process() { return {.one_process = true}; }
 inline Way ddp_way(const DdpOptions& o = {.bucket_bytes = 512, .first_bucket_bytes = 64}) {
   return {.ddp = o};
 }
 inline Way fsdp_way(const FsdpOptions& o) { return {.fsdp = o}; }
+// Over replicas of `shard_group_size` ranks each.
+inline Way hybrid_way(FsdpOptions o, int shard_group_size,
+                      ShardingStrategy s = ShardingStrategy::kHybridShard) {
+  o.sharding_strategy = s;
+  return {.fsdp = std::move(o), .shard_group_size = shard_group_size};
+}
+// The mesh of such a way.
+dist::DeviceMesh hybrid_mesh(int shard_group_size);
 inline constexpr ShardingStrategy kStrategies[] = {
     ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard};
+inline constexpr ShardingStrategy kHybridStrategies[] = {ShardingStrategy::kHybridShard,
+                                                         ShardingStrategy::kHybridShardZero2};
 
 // One rank's; or, in one process, all ranks' at once.
 class Trainee {
@@ -110,6 +125,7 @@ class Trainee {
   // Of this rank's input for that step; in one process of each rank's, with 1/world of the
   // gradient. Adds the losses to `losses`.
   void backward(int step);
+  Tensor loss(int rank, int step) { return instance_.loss(rank, step); }
   double forward(int step);  // without backward: the loss (in one process, the mean)
   // While the result lives, backwards do not exchange; null in one process.
   std::shared_ptr<void> no_sync();

@@ -49,6 +49,8 @@ TEST_F(Mistakes, Flags) {
   expect_refused({"--layers=", "--heads=2"}, {"--layers"});
   expect_refused({"--layers=two"}, {"--layers", "two"});
   expect_refused({"--layers=-1"}, {"--layers", "-1"});
+  expect_refused({"--strategy=full_shard", "--shard_group_size=1"},
+                 {"--shard_group_size", "hybrid_shard"});
   expect_refused({"--strategy=zero"}, {"--strategy", "zero", "full_shard", "shard_grad_op", "ddp"});
   expect_refused({"--precision=fp8"}, {"--precision", "fp8", "bf16"});
   expect_refused({"--schedule=linear"}, {"--schedule", "linear", "cosine"});

@@ -46,11 +46,12 @@ class Golden
 TEST_P(Golden, SameNumbersAsPyTorch) {
   const auto [name, ranks, strategy] = GetParam();
   const std::string folder = dist::new_folder();
+  const bool hybrid = std::string(strategy).starts_with("hybrid");
   const dist::Result r = big_model(
-      golden_flags(name, ranks) + Flags{concat("--strategy=", strategy),
-                                        concat("--init_from=", kGoldens, name, "/init.safetensors"),
-                                        "--save_weights=" + folder + "/final.safetensors",
-                                        "--log_jsonl=" + folder + "/log"});
+      golden_flags(name, ranks) +
+      Flags{concat("--strategy=", strategy), concat("--shard_group_size=", hybrid ? 2 : 0),
+            concat("--init_from=", kGoldens, name, "/init.safetensors"),
+            "--save_weights=" + folder + "/final.safetensors", "--log_jsonl=" + folder + "/log"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
 
   const auto log = read_log(folder + "/log");
@@ -81,6 +82,15 @@ INSTANTIATE_TEST_SUITE_P(
       return concat(std::get<0>(p.param), "_", std::get<1>(p.param), "_ranks_",
                     std::get<2>(p.param));
     });
+
+// Two ranks that share a copy, twice.
+INSTANTIATE_TEST_SUITE_P(Hybrid, Golden,
+                         testing::Combine(testing::Values("bigmodel_tiny", "bigmodel_odd"),
+                                          testing::Values(4),
+                                          testing::Values("hybrid_shard", "hybrid_shard_zero2")),
+                         [](const auto& p) {
+                           return concat(std::get<0>(p.param), "_", std::get<2>(p.param));
+                         });
 
 }  // namespace
 }  // namespace examples

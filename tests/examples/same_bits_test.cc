@@ -45,6 +45,20 @@ TEST_P(SameBits, StrategiesInBf16) {
   expect_same({bf16 + Flags{"--strategy=ddp"}, bf16 + Flags{"--strategy=no_shard"},
                bf16 + Flags{"--strategy=shard_grad_op"}, bf16 + Flags{"--strategy=full_shard"}});
 }
+TEST_P(SameBits, HybridAndPrefetch) {
+  const Flags six{"--steps=6"};
+  Flags hybrid = six + Flags{"--strategy=hybrid_shard"},
+        zero2 = six + Flags{"--strategy=hybrid_shard_zero2"};
+  expect_same({six + Flags{"--strategy=full_shard"}, six + Flags{"--backward_prefetch=post"},
+               six + Flags{"--backward_prefetch=none"}, six + Flags{"--cpu_offload"}, hybrid,
+               hybrid + Flags{"--shard_group_size=1"}, zero2 + Flags{"--shard_group_size=2"}});
+}
+TEST_P(SameBits, StrategiesInFp16) {
+  const Flags fp16{"--precision=fp16", "--steps=4"};
+  expect_same({fp16 + Flags{"--strategy=ddp"}, fp16 + Flags{"--strategy=no_shard"},
+               fp16 + Flags{"--strategy=shard_grad_op"}, fp16 + Flags{"--strategy=full_shard"},
+               fp16 + Flags{"--strategy=hybrid_shard"}});
+}
 TEST_P(SameBits, TheSameCommandTwice) {
   expect_same({{"--shuffle", "--seed=3"}, {"--shuffle", "--seed=3"}});
 }

@@ -37,7 +37,8 @@ struct Combination {
 std::vector<Combination> all_runs() {
   std::vector<Combination> runs;
   for (auto strategy :
-       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard})
+       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard,
+        ShardingStrategy::kHybridShard, ShardingStrategy::kHybridShardZero2})
     for (auto backward : {BackwardPrefetch::kNone, BackwardPrefetch::kPre, BackwardPrefetch::kPost})
       for (int forward : {0, 1, 2})
         for (auto gather : {GatherInBackward::kAlways, GatherInBackward::kIfSaved})
@@ -71,6 +72,11 @@ std::vector<std::vector<float>> train(const Combination* run, Precision precisio
   std::optional<DistributedDataParallel<BigModel>> ddp;
   if (run) {
     FsdpOptions o = run->options;
+    // Two that share a copy; of an odd number of ranks, each has its own.
+    const int shard = dist::world_size() % 2 ? 1 : 2;
+    if (is_hybrid(o.sharding_strategy))
+      o.device_mesh =
+          dist::init_device_mesh({dist::world_size() / shard, shard}, {"replicate", "shard"});
     if (run->wrap == Wrap::kBlocks)
       o.auto_wrap_policy = module_wrap_policy<LargeTransformerBlock>();
     if (run->wrap == Wrap::kSizes) o.auto_wrap_policy = size_based_auto_wrap_policy(300);

@@ -11,13 +11,13 @@ import tempfile
 
 NUMBERS = ["0", "1", "2", "3", "7", "64", "-1", "1e9", "99999999999999999999", "0x10", "1.5", "nan", "inf", "", " 2", "2 ",
            "two"]
-WORDS = ["sharded", "full", "full_shard", "shard_grad_op", "no_shard", "ddp", "fp32", "bf16", "bytes", "bpe", "cosine", "constant", "laptop",
+WORDS = ["sharded", "full", "full_shard", "shard_grad_op", "no_shard", "ddp", "hybrid_shard", "none", "post", "fp32", "bf16", "fp16", "bytes", "bpe", "cosine", "constant", "laptop",
          "true", "false", "auto", "cpu", "", "\u00e9", "--", "a b", "%s%n", "/", "/dev/null", "/nonexistent/x", "."]
 # Left out: what would only take long (--preset=seed). --lr stays as it is, since a loss that is not finite is exit code 1.
 NUMERIC = ["layers", "dim", "ff_dim", "heads", "vocab_size", "seq_len", "batch_size", "accumulate", "steps", "warmup_steps",
-           "wrap_min_params", "eval_interval", "save_interval", "top_k", "seed", "threads", "nproc_per_node", "temperature",
+           "wrap_min_params", "shard_group_size", "eval_interval", "save_interval", "top_k", "seed", "threads", "nproc_per_node", "temperature",
            "min_lr", "beta1", "beta2", "weight_decay", "max_norm", "max_new_tokens"]
-OTHERS = ["checkpoint_format", "async_save", "strategy", "precision", "tokenizer", "schedule", "causal", "shuffle", "activation_checkpointing", "resume",
+OTHERS = ["checkpoint_format", "async_save", "strategy", "backward_prefetch", "cpu_offload", "precision", "tokenizer", "schedule", "causal", "shuffle", "activation_checkpointing", "resume",
           "overwrite", "data", "val_data", "checkpoint_dir", "init_from", "save_weights", "log_jsonl", "prompt", "none"]
 # Values that are right and only too large to be tried.
 HUGE = {"layers", "dim", "ff_dim", "seq_len", "steps", "accumulate", "batch_size", "threads", "nproc_per_node",

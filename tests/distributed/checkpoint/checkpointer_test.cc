@@ -71,12 +71,15 @@ class Rank {
       : world_(spread.world), vocab_(o.vocab) {
     manual_seed(seed);
     model = std::make_unique<Gpt>(o);
-    if (spread.fsdp)
-      fsdp = std::make_unique<FsdpModule>(*model, *spread.fsdp);
-    else if (world_ > 1)
+    if (spread.fsdp) {
+      FsdpOptions options = *spread.fsdp;
+      if (is_hybrid(options.sharding_strategy)) options.device_mesh = scenario::hybrid_mesh(2);
+      fsdp = std::make_unique<FsdpModule>(*model, options);
+    } else if (world_ > 1) {
       ddp = std::make_unique<DistributedDataParallel<Gpt>>(*model);
-    else
+    } else {
       model->materialize();
+    }
     optimizer =
         std::make_unique<optim::AdamW>(fsdp ? fsdp->named_parameters() : model->named_parameters(),
                                        optim::AdamWOptions{.lr = 1e-2});
@@ -155,12 +158,14 @@ const std::vector<Spread>& spreads() {
       {2, "NO_SHARD", blocks(ShardingStrategy::kNoShard)},
       {2, "DDP", {}},
       {4, "DDP", {}},
+      {4, "HYBRID_SHARD", blocks(ShardingStrategy::kHybridShard)},
+      {8, "HYBRID_SHARD_ZERO2", blocks(ShardingStrategy::kHybridShardZero2)},
   };
   return all;
 }
 
 // Saved at 4 ranks, FULL_SHARD, AdamW.
-TEST_F(Checkpoints, C_002_C_011_T_32_LoadsInAnyOtherWorld) {
+TEST_F(Checkpoints, C_002_C_011_H_007_T_32_LoadsInAnyOtherWorld) {
   fs::create_directories(folder_);
   const Spread saver{4, "FULL_SHARD", blocks()};
   std::string saved;
@@ -201,7 +206,7 @@ TEST_F(Checkpoints, C_002_C_011_T_32_LoadsInAnyOtherWorld) {
 }
 
 // The other way: what each of them saves, four ranks load, with the same bytes.
-TEST_F(Checkpoints, T_32_AnyWorldSavesForAnyOther) {
+TEST_F(Checkpoints, H_007_T_32_AnyWorldSavesForAnyOther) {
   fs::create_directories(folder_);
   for (const Spread& spread : spreads()) {
     std::string saved;
