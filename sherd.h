@@ -2,6 +2,9 @@
 //
 //     #include "sherd.h"
 //     using namespace sherd;
+//
+// Checkpoints have a header of their own, distributed/checkpoint/checkpointer.h, since it brings
+// JSON along.
 #pragma once
 #include "autograd/checkpoint.h"
 #include "autograd/engine.h"

@@ -70,6 +70,11 @@ void EpochCounter::set_start(int64_t samples) {
   start_ = samples;
 }
 
+void EpochCounter::load_state_dict(const SamplerState& state) {
+  set_epoch(state.epoch);
+  set_start(state.start);
+}
+
 SequentialSampler::SequentialSampler(int64_t size)
     : size_(checked_size("SequentialSampler", size)) {}
 

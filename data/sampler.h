@@ -19,6 +19,12 @@
 
 namespace sherd::data {
 
+struct SamplerState {
+  int64_t epoch = 0;
+  int64_t start = 0;  // see EpochCounter::start
+  bool operator==(const SamplerState&) const = default;
+};
+
 // The number of the epoch, which samplers of all kinds have.
 class EpochCounter {
  public:
@@ -34,6 +40,10 @@ class EpochCounter {
   // does not allow it: that of a fixed list, or of a class that does not say can_start().
   virtual int64_t start() const { return start_; }
   virtual void set_start(int64_t samples);
+  // For loops without a DataLoader, whose own state has this one's: `start` is then for the loop to
+  // set, to the samples of this epoch that all ranks together have had.
+  SamplerState state_dict() const { return {epoch(), start()}; }
+  void load_state_dict(const SamplerState& state);
 
  protected:
   virtual bool can_start() const { return false; }

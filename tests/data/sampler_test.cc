@@ -143,6 +143,42 @@ TEST(RandomSampler, B_004_CountsOfEachIndex) {
               HasSubstr("empty dataset"));
 }
 
+// What is left of an epoch, at any number of ranks; another epoch is whole again.
+TEST(DistributedSampler, T_24_BeginsInTheMiddle) {
+  for (int64_t replicas : {1, 2, 3})
+    for (int64_t start : {0, 1, 7, 22, 23, 40}) {
+      std::vector<int64_t> left, next;
+      for (int64_t rank = 0; rank < replicas; ++rank) {
+        DistributedSampler sampler(
+            23, {.num_replicas = replicas, .rank = rank, .seed = 5, .uneven = true});
+        sampler.load_state_dict({2, start});
+        EXPECT_EQ(sampler.state_dict(), (SamplerState{2, start}));
+        const auto mine = sampler.indices();
+        EXPECT_EQ(int64_t(mine.size()), sampler.size());
+        left.insert(left.end(), mine.begin(), mine.end());
+        sampler.set_epoch(2);  // the same: as programs do after resuming
+        EXPECT_EQ(sampler.start(), start);
+        sampler.set_epoch(3);
+        const auto all = sampler.indices();
+        next.insert(next.end(), all.begin(), all.end());
+      }
+      auto expected = random_permutation(23, 5 + 2);
+      expected.erase(expected.begin(), expected.begin() + std::min<int64_t>(start, 23));
+      EXPECT_THAT(left, testing::UnorderedElementsAreArray(expected));
+      EXPECT_EQ(next.size(), 23u);
+    }
+  SequentialSampler sequential(5);
+  sequential.set_start(3);
+  EXPECT_EQ(sequential.indices(), (std::vector<int64_t>{3, 4}));
+  RandomSampler random(5, {.num_samples = 12, .seed = 1}), whole(5, {.num_samples = 12, .seed = 1});
+  const auto all = whole.indices();
+  random.set_start(8);
+  EXPECT_EQ(random.indices(), std::vector<int64_t>(all.begin() + 8, all.end()));
+  ListSampler list({1, 2});
+  EXPECT_THROW(list.set_start(1), Error);
+  EXPECT_THROW(sequential.set_start(-1), Error);
+}
+
 TEST(BatchSampler, Cuts) {
   SequentialSampler seven(7);
   EXPECT_THAT(BatchSampler(seven, 3).batches(),
