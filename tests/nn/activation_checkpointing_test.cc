@@ -1,10 +1,9 @@
 // Activation checkpointing by module: the same bits, and forwards counted.
-#include "nn/nn.h"
-
 #include <gtest/gtest.h>
 
 #include "autograd/ops.h"
 #include "core/generator.h"
+#include "nn/nn.h"
 
 namespace sherd::nn {
 namespace {
