@@ -204,8 +204,13 @@ void expect_close(const Trainee::Values& a, const Trainee::Values& b, double rto
     ASSERT_TRUE(a.contains(name)) << name;
     const auto& u = a.at(name);
     ASSERT_EQ(u.size(), v.size()) << name;
-    for (size_t i = 0; i < v.size(); ++i)
-      ASSERT_NEAR(u[i], v[i], atol + rtol * std::abs(v[i])) << name << " " << i;
+    for (size_t i = 0; i < v.size(); ++i) {
+      // A softmax does not change by a bias of the keys: its gradient is rounding alone, which Adam
+      // makes steps of.
+      const bool of_keys =
+          name.ends_with("in_proj_bias") && i >= v.size() / 3 && i < 2 * v.size() / 3;
+      ASSERT_NEAR(u[i], v[i], (of_keys ? 5e-3 : atol) + rtol * std::abs(v[i])) << name << " " << i;
+    }
   }
 }
 
