@@ -8,6 +8,7 @@ namespace sherd::dist {
 namespace {
 
 constexpr Milliseconds kAnswers(1500);   // how long a reporter waits for the others' whereabouts
+constexpr Milliseconds kReaders(1000);   // and until they have its record
 constexpr Milliseconds kReporter(6000);  // and they for its record
 constexpr Milliseconds kNotice(400);     // from a broken connection to the reason in the store
 
@@ -63,8 +64,12 @@ std::string FailureRecord::of_deadline(const Where& here, Milliseconds waited) {
   try {
     store_->set(concat("where/", rank_), to_text(here));
     const std::string me = std::to_string(rank_);
-    if (store_->compare_set("reporter", "", me) == me)
-      return taken(store_->compare_set("failure", "", kOfDeadline + report(here, waited)));
+    if (store_->compare_set("reporter", "", me) == me) {
+      const std::string text =
+          taken(store_->compare_set("failure", "", kOfDeadline + report(here, waited)));
+      await_readers();
+      return text;
+    }
     const std::string record = await_record(kReporter);
     return record.empty() ? of_text(alone) : record;
   } catch (const std::exception& e) {
@@ -74,7 +79,22 @@ std::string FailureRecord::of_deadline(const Where& here, Milliseconds waited) {
 
 std::string FailureRecord::taken(const std::string& record) {
   is_of_deadline_ = record.starts_with(kOfDeadline);
+  try {
+    store_->set(concat("read/", rank_), "");
+  } catch (const std::exception&) {  // the record is here all the same
+  }
   return record.substr(1);
+}
+
+// This process may end with its error, and the store with it.
+void FailureRecord::await_readers() {
+  try {
+    std::vector<std::string> keys;
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      if (store_->check({concat("where/", r)})) keys.push_back(concat("read/", r));
+    store_->wait(keys, kReaders);
+  } catch (const std::exception&) {  // who does not read by now may never
+  }
 }
 
 std::string FailureRecord::report(const Where& here, Milliseconds waited) {

@@ -38,6 +38,7 @@ class FailureRecord {
  private:
   std::string taken(const std::string& record);     // its text; notes what it is of
   std::string await_record(Milliseconds patience);  // empty: there is none
+  void await_readers();
   std::string report(const Where& here, Milliseconds waited);
   std::string names(const std::vector<int>& group_ranks) const;
 

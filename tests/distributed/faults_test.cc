@@ -242,7 +242,9 @@ TEST(Deadline, T_27_O_011_leaves_a_flight_record_a_rank) {
                                          return;
                                        }
                                        const Work b = g->broadcast(x, 0, {.label = "weights"});
-                                       const Work c = g->all_reduce(x);
+                                       // Rank 2 comes this far, and waits longer.
+                                       const Work c = g->all_reduce(
+                                           x, ReduceOp::kSum, {.timeout = milliseconds(5000)});
                                        c.wait();
                                      },
                                      {.timeout = milliseconds(600), .may_fail = true});
