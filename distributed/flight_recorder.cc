@@ -1,5 +1,6 @@
 #include "distributed/flight_recorder.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -80,11 +81,18 @@ std::string flight_folder() {
 std::string FlightRecorder::write(const std::string& reason) const {
   const std::string folder = flight_folder();
   mkdir(folder.c_str(), 0700);
-  // A file of the same name is of a process that is long gone, unless somebody set a trap: a link.
   const int rank = rank_ < 0 ? rank_ : ranks_[size_t(rank_)];
   const std::string path = concat(folder, "/flight_", getpid(), "_", group_, "_rank", rank, ".txt");
-  unlink(path.c_str());
-  std::ofstream out(path);
+  // A file of the same name is of a process that is long gone. Anybody may have made the folder in
+  // /tmp: somebody else's is not used, and no link is followed.
+  struct stat s {};
+  const bool mine = std::getenv("SHERD_FLIGHT_RECORD") ||
+                    (lstat(folder.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == geteuid());
+  if (mine) unlink(path.c_str());
+  const int fd =
+      mine ? open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
+  if (fd >= 0) close(fd);
+  std::ofstream out(fd >= 0 ? path : "");
   out << text(reason) << std::flush;
   if (!out) {
     std::fprintf(stderr, "[rank %d] cannot write the flight record of group '%s' to %s\n", rank,

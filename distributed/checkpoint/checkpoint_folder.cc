@@ -343,12 +343,24 @@ void CheckpointWriter::publish(const std::string& target) const {
     if (::renameat2(AT_FDCWD, hidden_->path.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) ==
         0) {
       stage("exchanged");
+      sync_folder(folder_);  // before the old one goes
       fs::remove_all(hidden_->path);
       return;
     }
     if (errno != EINVAL && errno != ENOSYS) fail_with_errno(target);
-    // A file system that cannot exchange: between the two renames the step is not there.
-    remove_folder(folder_, target);
+    // A file system that cannot exchange: between the two renames the step is not there, but the
+    // old one is, under its hidden name.
+    const std::string old = hidden_name(folder_, "old");
+    fs::rename(target, old);
+    try {
+      fs::rename(hidden_->path, target);
+    } catch (...) {
+      fs::rename(old, target);
+      throw;
+    }
+    sync_folder(folder_);
+    fs::remove_all(old);
+    return;
   }
   fs::rename(hidden_->path, target);
 }

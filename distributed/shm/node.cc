@@ -130,6 +130,7 @@ Socket receive_hello(const Socket& s, Hello& hello, TimePoint deadline) {
 std::string host_id() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  if (boot.empty()) fail("[shm] the running kernel has no readable boot_id, by which hosts differ");
   std::string id = boot;
   for (const char* ns : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
     struct stat s {};
@@ -205,7 +206,11 @@ void Node::connect(const std::vector<Announcement>& all, const Socket& listener,
     const Address a = address_named(all[r].socket);
     Hello hello{{}, rank_};
     all[r].token.copy(hello.token, sizeof hello.token - 1);
-    if (::connect(s.fd(), raw(a), a.length) != 0 || !send_hello(s, hello, fd))
+    if (::connect(s.fd(), raw(a), a.length) != 0)
+      fail("[shm] rank ", rank_, " cannot reach rank ", r, " on this host: ", std::strerror(errno));
+    if (!is_of_this_user(s))
+      fail("[shm] rank ", r, "'s socket on this host belongs to another user");
+    if (!send_hello(s, hello, fd))
       fail("[shm] rank ", rank_, " cannot reach rank ", r, " on this host: ", std::strerror(errno));
     below[r] = std::move(s);
   }

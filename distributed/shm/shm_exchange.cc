@@ -188,6 +188,7 @@ std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Pa
 }
 
 void ShmExchange::say_done(int peer) {
+  if (group_->gave_up(peer)) throw ConnectionLost("a peer gave up while it was read");
   group_->done(peer, rank_).store(turn_);
   group_->tell(peer, ShmGroup::kCollectives);
 }

@@ -80,7 +80,9 @@ class ShmGroup : public Node::Listener {
   bool is_gone(int peer) { return closed_ || is_lost(peer); }
   bool is_lost(int peer);
   void close();
-  bool is_closed() const { return closed_; }
+  // Did the peer give up? It may have reused what it had shown since: what was read of it last is
+  // worth nothing. (Of a peer that was killed all stays as it was.)
+  bool gave_up(int peer) { return control(peer).closed.load() != 0; }
   // All peers have ended in good order: nobody reads this rank's control block again.
   void forget_control() { forgotten_ = true; }
 
