@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <mutex>
 
 #include "distributed/tree_sum.h"
 
@@ -50,8 +51,20 @@ bool overlap(const Exchange::Part& part, const Exchange::Parts& others) {
 
 }  // namespace
 
+// A rank that ends without a goodbye may have posted what a slower peer has still to read.
+ShmExchange::~ShmExchange() {
+  if (left_ || !scratch_) return;
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<Ref<Storage>>;
+  std::lock_guard lock(mutex);
+  kept.push_back(scratch_);
+}
+
 ShmExchange::ShmExchange(std::shared_ptr<ShmGroup> group)
-    : group_(std::move(group)), rank_(group_->rank()), size_(group_->size()) {}
+    : group_(std::move(group)),
+      rank_(group_->rank()),
+      size_(group_->size()),
+      reads_tensors_(size_) {}
 
 void ShmExchange::open() {
   MemoryScope scope(MemoryCategory::kCommunication);
@@ -111,15 +124,11 @@ bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)
   const int64_t table_bytes = int64_t(rows_.size() * sizeof(Row) + entries.size() * sizeof(Entry));
   int64_t all = aligned(table_bytes), copied = all;
   for (const Entry& e : entries) all += aligned(e.bytes);
-  bool shows = false;
   if (all > kScratchBytes / 2) {
     for (size_t i = 0; i < entries.size(); ++i) {
       if (!overlap(*parts[i], written))
         entries[i].place = group_->find(parts[i]->data, entries[i].bytes);
-      if (entries[i].place.block < 0)
-        copied += aligned(entries[i].bytes);
-      else
-        shows = true;
+      if (entries[i].place.block < 0) copied += aligned(entries[i].bytes);
     }
   } else {
     copied = all;
@@ -131,7 +140,6 @@ bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)
     room = make_ref<Storage>(copied, kCPU);
     base = room->data();
     hold(room);
-    shows = true;
   }
   const Place place = group_->find(base, copied);
   if (place.block < 0) fail("[shm] a tensor for copies does not lie in the arena");
@@ -145,7 +153,8 @@ bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)
   std::memcpy(base, rows_.data(), rows_.size() * sizeof(Row));
   if (!entries.empty())
     std::memcpy(base + rows_.size() * sizeof(Row), entries.data(), entries.size() * sizeof(Entry));
-  if (shows) shown_.push_back(turn);
+  // Also where all is copied: who fails after a collective may free its copies at once.
+  shown_.push_back(turn);
 
   ShmGroup::Post& post = group_->control(rank_).posts[turn_ % 2];
   post.tag = tag_;
@@ -171,6 +180,7 @@ std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Pa
     theirs.to_peer = row.to_peer, theirs.from_peer = row.from_peer;
     if (!difference(mine, theirs).empty()) throw TagMismatch(mine, theirs, p);
   }
+  reads_tensors_[p] = false;
   std::vector<const char*> places;
   if (parts.empty()) return places;
   const int64_t entries_at = size_ * int64_t(sizeof(Row));
@@ -182,13 +192,15 @@ std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Pa
     std::memcpy(&e, table + entries_at + (row.first + i) * sizeof(Entry), sizeof e);
     if (e.bytes != parts[i].bytes())
       fail("a part has ", e.bytes, " bytes where ", parts[i].bytes(), " are expected");
+    reads_tensors_[p] |= e.place.block != post.table.block;
     places.push_back(e.bytes ? group_->at(p, e.place, e.bytes) : nullptr);
   }
   return places;
 }
 
 void ShmExchange::say_done(int peer) {
-  if (group_->gave_up(peer)) throw ConnectionLost("a peer gave up while it was read");
+  if (reads_tensors_[peer] && group_->gave_up(peer))
+    throw ConnectionLost("a peer gave up while it was read");
   group_->done(peer, rank_).store(turn_);
   group_->tell(peer, ShmGroup::kCollectives);
 }
@@ -296,6 +308,7 @@ void ShmExchange::say_goodbye(uint64_t sequence, TimePoint deadline) {
     if (!all) return;
     await_readers(turns_[turn_ % 2]);
     group_->forget_control();
+    left_ = true;
   } catch (const std::exception&) {  // a peer is gone already, or stays: there is no more to do
   }
 }

@@ -29,6 +29,7 @@ class ShmExchange : public Exchange {
   static constexpr int64_t kSumAlone = 32 << 10;
 
   explicit ShmExchange(std::shared_ptr<ShmGroup> group);
+  ~ShmExchange() override;
 
   void open() override;
   void begin(const CollectiveTag& tag, std::vector<int> partners, TimePoint deadline) override;
@@ -68,17 +69,18 @@ class ShmExchange : public Exchange {
 
   std::shared_ptr<ShmGroup> group_;
   int rank_, size_;
+  std::vector<char> reads_tensors_;  // by peer: this turn's parts lie in its tensors, not in copies
   Patience patience_;
   Ref<Storage> scratch_;
 
   CollectiveTag tag_;
   std::vector<int> partners_;
   TimePoint deadline_;
-  bool greeting_due_ = false;
+  bool greeting_due_ = false, left_ = false;
   std::vector<Row> rows_;  // of this turn
   uint64_t turn_ = 0;
   Turn turns_[2];            // the latest in each of the two places
-  std::vector<Turn> shown_;  // of this collective: the user's memory was shown
+  std::vector<Turn> shown_;  // of this collective
 };
 
 }  // namespace sherd::dist
