@@ -48,6 +48,9 @@ ShmGroup::ShmGroup(std::shared_ptr<Node> node, int rank, std::vector<int> ranks,
     throw;
   }
   node_->add(this);
+  // One may have been lost before it was listened for.
+  for (int p = 0; p < size(); ++p)
+    if (is_lost(p)) alarm(rank_);
 }
 
 ShmGroup::~ShmGroup() {
@@ -72,17 +75,33 @@ bool ShmGroup::is_lost(int peer) {
   return peer != rank_ && (control(peer).closed.load() != 0 || node_->is_lost(ranks_[peer]));
 }
 
+bool ShmGroup::is_broken() {
+  if (control(rank_).alarms.load() == 0) return false;
+  for (int p = 0; p < size(); ++p)
+    if (is_lost(p) && !has_left(p)) return true;
+  return false;
+}
+
+bool ShmGroup::has_left(int peer) {
+  for (const Post& post : control(peer).posts)
+    if (post.turn.load() > 0 && post.tag.kind == CollectiveKind::kLeave) return true;
+  return false;
+}
+
+void ShmGroup::alarm(int peer) {
+  control(peer).alarms.fetch_add(1);
+  for (Bell& bell : control(peer).bells) ring_all(bell);
+}
+
 void ShmGroup::close() {
   if (closed_.exchange(true)) return;
   control(rank_).closed.store(1);
-  for (int p = 0; p < size(); ++p)
-    for (Bell& bell : control(p).bells) ring_all(bell);
+  for (int p = 0; p < size(); ++p) alarm(p);
 }
 
 void ShmGroup::on_lost(int rank) {
   for (int r : ranks_)
-    if (r == rank)
-      for (Bell& bell : control(rank_).bells) ring_all(bell);
+    if (r == rank) alarm(rank_);
 }
 
 void ShmGroup::throw_lost(int peer) {

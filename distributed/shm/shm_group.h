@@ -40,6 +40,7 @@ class ShmGroup : public Node::Listener {
   enum Purpose { kCollectives, kMail };  // each has a thread that waits, and so a bell
   struct Control {
     std::atomic<uint32_t> closed;  // by the owner
+    std::atomic<uint32_t> alarms;  // by whoever closed, and of who died: look who it was
     Bell bells[2];
     Post posts[2];  // of odd and even turns
   };
@@ -64,12 +65,12 @@ class ShmGroup : public Node::Listener {
     return node_->at(ranks_[peer], place, bytes);
   }
 
-  // Returns once `ready()`. ConnectionLost if it can't come any more (the peer is gone; peer -1:
-  // this group was closed), DeadlinePassed.
+  // Returns once `ready()`. ConnectionLost if it can't come any more (peer -1: this group was closed;
+  // else also if any rank died or gave up, whoever is waited for), DeadlinePassed.
   template <class F>
   void await(Patience& patience, Purpose purpose, int peer, TimePoint deadline, const F& ready) {
     const bool in_time = patience.wait(control(rank_).bells[purpose], peer, deadline, [&] {
-      return ready() || (peer < 0 ? closed_.load() : is_gone(peer));
+      return ready() || (peer < 0 ? closed_.load() : is_gone(peer) || is_broken());
     });
     if (ready()) return;
     in_time ? throw_lost(peer) : throw_late();
@@ -79,6 +80,9 @@ class ShmGroup : public Node::Listener {
 
   bool is_gone(int peer) { return closed_ || is_lost(peer); }
   bool is_lost(int peer);
+  // Is any rank lost that did not take its leave?
+  bool is_broken();
+  bool has_left(int peer);  // destroy_process_group: the tag of one of its posts
   void close();
   // Did the peer give up? It may have reused what it had shown since: what was read of it last is
   // worth nothing. (Of a peer that was killed all stays as it was.)
@@ -89,6 +93,7 @@ class ShmGroup : public Node::Listener {
   void on_lost(int rank) override;
 
  private:
+  void alarm(int peer);  // wakes it, so that it looks who is lost
   [[noreturn]] void throw_lost(int peer);
   [[noreturn]] void throw_late();
   int64_t lanes_at() const;
