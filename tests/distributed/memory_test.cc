@@ -150,7 +150,7 @@ TEST_P(MemoryForecast, HoldsAndIsClose) {
       EXPECT_LE(peak_beside_activations(s), f.backward) << "step " << i;
       if (i > 1) {
         const double exchange = double(dist::MeshExchange::room(c.ranks));
-        EXPECT_GE(double(peak_beside_activations(s)), 0.95 * (double(f.backward) - exchange));
+        EXPECT_GE(double(peak_beside_activations(s)), 0.9 * (double(f.backward) - exchange));
       }
       optimizer.zero_grad();
       EXPECT_EQ(model_bytes(memory_stats()), f.after_zero_grad);

@@ -119,8 +119,6 @@ std::vector<ProcessResult> run_processes(int ranks, const std::function<void(int
     outputs.emplace_back(ends[0]);
     pids.push_back(pid);
   }
-  listener = Socket();  // rank 0's alone: when it is gone, nobody is there to connect to
-
   listener = Socket();  // were it open here, ranks could still connect after rank 0 is gone
 
   std::string errors;
