@@ -56,9 +56,9 @@ golden_matrix() {
 }
 
 kill_and_resume() { # 50 runs killed at a random moment end in the bytes of the uninterrupted one
-  local flags="--layers=2 --dim=32 --ff_dim=64 --vocab_size=97 --seq_len=16 --batch_size=4 --steps=24 --eval_interval=0
+  local flags="--layers=2 --dim=32 --ff_dim=64 --vocab_size=97 --seq_len=16 --batch_size=4 --steps=90 --eval_interval=0
     --save_interval=3 --max_new_tokens=0 --data=tests/goldens/bigmodel_tiny/tokens.bin"
-  local bad=0 shared
+  local bad=0 resumed=0 shared
   shared=$(ls /dev/shm | wc -l)
   bazel-bin/examples/big_model $flags --checkpoint_dir="$scratch/whole" --save_weights="$scratch/whole.safetensors" || return 1
   for i in $(seq 50); do
@@ -72,6 +72,13 @@ kill_and_resume() { # 50 runs killed at a random moment end in the bytes of the 
     esac
     bazel-bin/examples/big_model $flags $how --checkpoint_dir="$scratch/cut" &
     local job=$!
+    # Nine of ten have something to resume from; the others die while they start.
+    if [ $((i % 10)) != 0 ]; then
+      for _ in $(seq 600); do
+        compgen -G "$scratch/cut/step-*" >/dev/null && break
+        sleep 0.02
+      done
+    fi
     sleep "0.$((RANDOM % 90 + 10))"
     # One of its ranks, or, now and then, the whole job.
     local victim
@@ -84,11 +91,12 @@ kill_and_resume() { # 50 runs killed at a random moment end in the bytes of the 
       sleep 0.1
     done
     pgrep -f -- "--checkpoint_dir=$scratch/cut" && bad=$((bad + 1)) # a rank outlived its job
-    bazel-bin/examples/big_model $flags --checkpoint_dir="$scratch/cut" --resume --save_weights="$scratch/cut.safetensors" || bad=$((bad + 1))
+    bazel-bin/examples/big_model $flags --checkpoint_dir="$scratch/cut" --resume --save_weights="$scratch/cut.safetensors" >"$scratch/resumed" || bad=$((bad + 1))
+    grep -q "resumed from" "$scratch/resumed" && resumed=$((resumed + 1))
     cmp "$scratch/whole.safetensors" "$scratch/cut.safetensors" || bad=$((bad + 1))
   done
   [ "$(ls /dev/shm | wc -l)" -gt "$shared" ] && bad=$((bad + 1))
-  echo "50 runs, $bad differ or leave something behind"
+  echo "50 runs, $resumed resumed from a checkpoint, $bad differ or leave something behind"
   [ $bad = 0 ]
 }
 
