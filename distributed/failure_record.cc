@@ -71,14 +71,16 @@ std::string FailureRecord::of_deadline(const Where& here, Milliseconds waited) {
       return text;
     }
     const std::string record = await_record(kReporter);
-    return record.empty() ? of_text(alone) : record;
+    if (record.empty()) return of_text(alone);
+    if (ranks_[rank_] == 0) await_readers();  // it serves the store
+    return record;
   } catch (const std::exception& e) {
     return concat(alone, "; who they are cannot be said (", e.what(), ")");
   }
 }
 
 std::string FailureRecord::taken(const std::string& record) {
-  is_of_deadline_ = record.starts_with(kOfDeadline);
+  is_of_deadline_ |= record.starts_with(kOfDeadline);
   try {
     store_->set(concat("read/", rank_), "");
   } catch (const std::exception&) {  // the record is here all the same
@@ -144,9 +146,11 @@ std::string FailureRecord::of_lost(const Where& here, const std::vector<int>& lo
     for (auto left = kNotice; left.count() > 0; left -= Milliseconds(20)) {
       if (store_->check({"failure"})) return taken(store_->get("failure"));
       if (store_->check({"reporter"})) {
+        is_of_deadline_ = true;
         const std::string record = await_record(kReporter);
-        if (!record.empty()) return record;
-        break;
+        if (record.empty()) break;
+        if (ranks_[rank_] == 0) await_readers();
+        return record;
       }
       std::this_thread::sleep_for(Milliseconds(20));
     }

@@ -229,32 +229,31 @@ std::vector<std::string> flight_records(const std::string& folder) {
 TEST(Deadline, T_27_O_011_leaves_a_flight_record_a_rank) {
   std::string folder = testing::TempDir() + "flightXXXXXX";
   ASSERT_TRUE(mkdtemp(folder.data()));
-  const auto results = run_processes(3,
-                                     [&](int rank) {
-                                       setenv("SHERD_FLIGHT_RECORD", folder.c_str(), 1);
-                                       Tensor x = zeros({2, 3});
-                                       for (int i = 0; i < 100; ++i) barrier();
-                                       const Group g = default_group();
-                                       const Work a = g->all_reduce(x, ReduceOp::kSum);
-                                       a.wait();
-                                       if (rank == 1) {  // where it is, is for the record to say
-                                         std::this_thread::sleep_for(milliseconds(1500));
-                                         return;
-                                       }
-                                       const Work b = g->broadcast(x, 0, {.label = "weights"});
-                                       // Rank 2 comes this far, and waits longer.
-                                       const Work c = g->all_reduce(
-                                           x, ReduceOp::kSum, {.timeout = milliseconds(5000)});
-                                       c.wait();
-                                     },
-                                     {.timeout = milliseconds(600), .may_fail = true});
+  const auto results = run_processes(
+      3,
+      [&](int rank) {
+        setenv("SHERD_FLIGHT_RECORD", folder.c_str(), 1);
+        Tensor x = zeros({2, 3});
+        for (int i = 0; i < 100; ++i) barrier();
+        const Group g = default_group();
+        const Work a = g->all_reduce(x, ReduceOp::kSum);
+        a.wait();
+        if (rank == 1) {  // where it is, is for the record to say
+          std::this_thread::sleep_for(milliseconds(1500));
+          return;
+        }
+        const Work b = g->all_reduce(x, ReduceOp::kMax, {.label = "weights"});
+        // Rank 2 comes this far, and waits longer.
+        const Work c = g->all_reduce(x, ReduceOp::kSum, {.timeout = milliseconds(5000)});
+        c.wait();
+      },
+      {.timeout = milliseconds(600), .may_fail = true});
   EXPECT_EQ(results[0].exit_code, 1);
   const auto records = flight_records(folder);
   ASSERT_EQ(records.size(), 3u);
   for (int rank : {0, 1, 2}) {
     EXPECT_HAS(records[rank], concat("group 'default', rank ", rank, " of 3"));
-    EXPECT_HAS(records[rank],
-               "waited 600 ms in #102 broadcast of float32 [2, 3], root 0, 'weights'");
+    EXPECT_HAS(records[rank], "waited 600 ms in #102 all_reduce MAX of float32 [2, 3], 'weights'");
     EXPECT_HAS(records[rank], "Did not arrive: rank 1 has entered nothing since #101 all_reduce");
     EXPECT_FALSE(has(records[rank], " #30 ")) << "not the last 64";
     EXPECT_HAS(records[rank], "#90 barrier");
