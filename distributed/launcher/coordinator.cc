@@ -49,7 +49,8 @@ const Decision& Coordinator::decide(TimePoint now) {
   // While this process was stopped (Ctrl-Z, a machine asleep) it heard nobody: that proves nothing.
   const auto pause = now - std::exchange(decided_at_, now);
   if (pause > options_.lost_after / 3)
-    for (auto& [number, member] : members_) member.seen = std::min(now, member.seen + pause);
+    for (auto& [number, member] : members_)
+      for (TimePoint* t : {&member.seen, &member.came}) *t = std::min(now, *t + pause);
   for (auto& [number, member] : members_)
     member.is_lost |= member.is_there() && now - member.seen > options_.lost_after;
   if (options_.by_node_rank) refuse_doubles(now);
@@ -64,8 +65,7 @@ const Decision& Coordinator::decide(TimePoint now) {
 // the older will tell.
 void Coordinator::refuse_doubles(TimePoint now) {
   for (auto& [number, member] : members_) {
-    if (!member.is_there() || now - member.came <= options_.lost_after + options_.silent_after)
-      continue;
+    if (!member.is_there() || now - member.came <= 2 * options_.lost_after) continue;
     for (const auto& [older, other] : members_) {
       if (older >= number || !other.is_there() || other.state.node_rank != member.state.node_rank)
         continue;

@@ -124,6 +124,24 @@ TEST(Coordinator, NobodyIsLostWhileNode0WasStopped) {
   EXPECT_EQ(nodes.after(seconds(3)).kind, Kind::kStop);
 }
 
+TEST(Coordinator, KilledNodeMayComeBackWhileNode0Stutters) {
+  Nodes nodes({.min_nodes = 2,
+               .max_nodes = 2,
+               .by_node_rank = true,
+               .max_restarts = 1,
+               .lost_after = seconds(3)});
+  nodes.add(1, 0), nodes.add(2, 1);
+  nodes.run(1);
+  nodes.die(2);
+  nodes.add(3, 1);
+  for (int i = 0; i < 3; ++i) nodes.after(milliseconds(500)), nodes.sleep(milliseconds(1500));
+  nodes.after(seconds(4));
+  nodes[1].phase = Phase::kWaiting;
+  EXPECT_EQ(nodes.after(seconds(10)).kind, Kind::kRunning);
+  EXPECT_TRUE(nodes.now().refused.empty());
+  EXPECT_EQ(members(nodes.now()), (std::vector{1, 3}));
+}
+
 TEST(Coordinator, NodeThatWasGivenUpIsTold) {
   Nodes nodes({.min_nodes = 1, .max_nodes = 2, .max_restarts = 1, .last_call = seconds(1)});
   nodes.add(1), nodes.add(2);
@@ -151,7 +169,7 @@ TEST(Coordinator, SameNodeRankTwiceIsRefused) {
   Nodes nodes({.min_nodes = 2, .max_nodes = 2, .by_node_rank = true});
   nodes.add(1, 0);
   nodes.add(2, 0);
-  const Decision& d = nodes.after(seconds(17));
+  const Decision& d = nodes.after(seconds(31));
   ASSERT_EQ(d.refused.size(), 1u);
   EXPECT_EQ(d.refused[0].first, 2);
   EXPECT_HAS(d.refused[0].second, "--node_rank=0 is taken by host1");
