@@ -139,7 +139,20 @@ Scenario chunked(bool chunks) {
       for (int64_t at = 0; at < 16; at += 4) {
         Tensor loss = loss_of(cut.narrow(1, at, 4), at, 4);
         sum += loss.item();
+        const auto head_gradient = [&] {  // what this rank has of it
+          for (auto& p : t.fsdp->parts())
+            if (p.name == "head.output.weight" && p.parameter.grad().defined())
+              return p.parameter.grad().detach().clone();
+          return Tensor();
+        };
+        const Tensor before = head_gradient();
         loss.backward();
+        const Tensor after = head_gradient();
+        ASSERT_TRUE(after.defined());
+        for (int64_t i = 0, same = 0; before.defined() && i < after.numel(); ++i) {
+          same += before.data<float>()[i] == after.data<float>()[i];
+          ASSERT_LT(same, after.numel());  // it grew
+        }
       }
       t.losses[r].push_back(sum);
       backward({h}, {cut.grad()});
