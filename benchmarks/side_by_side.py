@@ -5,9 +5,10 @@
     benchmarks/side_by_side.py --torch-python=/path/to/venv/bin/python [--markdown=docs/performance.md]
 
 Needs a Python with PyTorch (`pip install torch numpy`), and a machine that does nothing else. Each repetition runs
-every row once, one after another, so that a slow moment hits both sides; a row's figure is the median of its
-repetitions, and a repetition's that of its steps. Memory is the largest resident set of any rank, as the kernel
-counts it (wait4). Exit code 1 if a required ratio was not reached or a run failed.
+every row once, those that are laid beside each other one after another, so that a slow moment hits both. A row's
+figure is the median of its repetitions, and a repetition's that of its steps; a ratio of speeds is the median of the
+ratios within the repetitions, for machines drift between them. Memory is the largest resident set of any rank, as the
+kernel counts it (wait4). Exit code 1 if a required ratio was not reached or a run failed (then there is no report).
 """
 import argparse
 import json
@@ -46,22 +47,21 @@ class Row:
 
     @property
     def speed(self):
-        return statistics.median(self.tokens_per_s) if self.tokens_per_s else float("nan")
+        return statistics.median(self.tokens_per_s)
 
     @property
     def memory(self):
-        return statistics.median(self.rss_mib) if self.rss_mib else float("nan")
+        return statistics.median(self.rss_mib)
 
 
 def rows():
-    sherd, torch = [], []
-    for precision in ("fp32", "bf16"):
-        torch += [Row("PyTorch", "ddp", precision), Row("PyTorch", "fully_shard", precision)]
-        sherd += [Row("Sherd", "ddp", precision), Row("Sherd", "full_shard", precision)]
-    for products in ("native", "converted"):
-        sherd += [Row("Sherd", "ddp", "bf16", products), Row("Sherd", "full_shard", "bf16", products)]
-    # Interleaved: each of Sherd's beside its peer.
-    return [row for pair in zip(torch, sherd) for row in pair] + sherd[len(torch):]
+    """Neighbours are compared: Sherd with its peer, bf16 with fp32, the ways of bf16 products with each other."""
+    found = []
+    for own, peer in (("ddp", "ddp"), ("full_shard", "fully_shard")):
+        found += [Row("PyTorch", peer, "fp32"), Row("Sherd", own, "fp32"), Row("Sherd", own, "bf16"),
+                  Row("PyTorch", peer, "bf16"), Row("Sherd", own, "bf16", "native"),
+                  Row("Sherd", own, "bf16", "converted")]
+    return found
 
 
 def free_port():
@@ -159,24 +159,24 @@ def multiply_adds_per_token():
     return 3 * (m["layers"] * block + m["dim"] * m["vocab"])
 
 
+def paired(row, other):
+    """The median over the repetitions of row's speed as a multiple of other's."""
+    return statistics.median(a / b for a, b in zip(row.tokens_per_s, other.tokens_per_s))
+
+
 def checks(by_name):
     """(what, reached, required, at least?) of each requirement."""
-    def speed(name):
-        return by_name[name].speed
-
-    def memory(name):
-        return by_name[name].memory
-
     for precision in ("fp32", "bf16"):
         for own, peer, required in (("ddp", "ddp", 1.0), ("full_shard", "fully_shard", 1.3)):
-            a, b = "Sherd {} {}".format(own, precision), "PyTorch {} {}".format(peer, precision)
-            yield "{}: speed beside {}".format(a, b), speed(a) / speed(b), required, True
-            yield "{}: resident memory beside {}".format(a, b), memory(a) / memory(b), 0.5, False
+            a, b = by_name["Sherd {} {}".format(own, precision)], by_name["PyTorch {} {}".format(peer, precision)]
+            yield "{}: speed beside {}".format(a.name, b.name), paired(a, b), required, True
+            yield "{}: resident memory beside {}".format(a.name, b.name), a.memory / b.memory, 0.5, False
     for own in ("ddp", "full_shard"):
-        bf16 = "Sherd {} bf16".format(own)
-        yield "{}: speed beside own fp32".format(bf16), speed(bf16) / speed("Sherd {} fp32".format(own)), 0.9, True
-        better = max(speed(bf16 + ", native products"), speed(bf16 + ", converted products"))
-        yield "{}: speed beside the faster way forced".format(bf16), speed(bf16) / better, 0.95, True
+        bf16 = by_name["Sherd {} bf16".format(own)]
+        yield "{}: speed beside own fp32".format(bf16.name), paired(bf16, by_name["Sherd {} fp32".format(own)]), 0.9, True
+        forced = [by_name["{}, {} products".format(bf16.name, way)] for way in ("native", "converted")]
+        faster = max(forced, key=lambda row: row.speed)
+        yield "{}: speed beside the faster way forced".format(bf16.name), paired(bf16, faster), 0.95, True
 
 
 def processor():
@@ -210,9 +210,6 @@ def report(all_rows, arguments, machine, seconds):
              "|---|---|---|---|---|---|"]
     peak = RANKS * machine["fma_gflops"] * 1e9
     for row in all_rows:
-        if not row.step_ms:
-            lines.append("| {} | failed | | | | |".format(row.name))
-            continue
         share = row.speed * 2 * multiply_adds_per_token() / peak
         spread = (max(row.tokens_per_s) - min(row.tokens_per_s)) / row.speed
         lines.append("| {} | {:.0f} | {:.0f} | {:.0%} | {:.0f} | {:.0%} |".format(
@@ -273,14 +270,14 @@ def main():
         with open(arguments.json, "w") as file:
             json.dump({"machine": machine, "rows": {r.name: {
                 "step_ms": r.step_ms, "rss_mib": r.rss_mib, "notes": r.notes} for r in all_rows}}, file, indent=1)
-    if arguments.only:
+    if arguments.only or failed:
         return failed
     text, good = report(all_rows, arguments, machine, time.time() - start)
     print("\n" + text)
     if arguments.markdown:
         with open(arguments.markdown, "w") as file:
             file.write(text)
-    return 0 if good and not failed else 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
