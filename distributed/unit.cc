@@ -12,8 +12,14 @@ namespace {
 
 class UnitShardInfo : public nn::ShardInfo {
  public:
-  UnitShardInfo(Group group, std::string name, Dims shape, OwnedPart part)
-      : group_(std::move(group)), name_(std::move(name)), shape_(shape), part_(part) {}
+  UnitShardInfo(Group group, std::string name, Dims shape, std::shared_ptr<const UnitLayout> layout,
+                int parameter)
+      : group_(std::move(group)),
+        name_(std::move(name)),
+        shape_(shape),
+        layout_(std::move(layout)),
+        parameter_(parameter),
+        part_(layout_->owned(parameter, group_->rank())) {}
   Dims full_shape() const override { return shape_; }
   int64_t begin() const override { return part_.lo; }
   int64_t end() const override { return part_.hi; }
@@ -25,11 +31,23 @@ class UnitShardInfo : public nn::ShardInfo {
   void max(const Tensor& values) const override {
     group_->all_reduce(values, ReduceOp::kMax, {.label = "gradient norm"}).wait();
   }
+  int ranks() const override { return group_->size(); }
+  int rank() const override { return group_->rank(); }
+  std::pair<int64_t, int64_t> part(int rank) const override {
+    const OwnedPart p = layout_->owned(parameter_, rank);
+    return {p.lo, p.hi};
+  }
+  void all_to_all(const std::vector<Tensor>& outputs,
+                  const std::vector<Tensor>& inputs) const override {
+    group_->all_to_all(outputs, inputs, {.label = "whole matrices"}).wait();
+  }
 
  private:
   Group group_;
   std::string name_;
   Dims shape_;
+  std::shared_ptr<const UnitLayout> layout_;
+  int parameter_;  // in the layout
   OwnedPart part_;
 };
 
@@ -69,7 +87,7 @@ Unit::Unit(nn::Module& module, std::string name, const std::vector<nn::Slot*>& s
   const int s = size_of_group(options_.shard), r = size_of_group(options_.replicate);
   // With replicas only, the flat gradient is padded for an all-reduce in two halves: see
   // GradBucket.
-  layout_ = std::make_unique<UnitLayout>(parameters, s == 1 ? r : s);
+  layout_ = std::make_shared<const UnitLayout>(parameters, s == 1 ? r : s);
   order_.resize(entries.size());
   for (auto& layout : layout_->groups()) {
     FlatGroup g;
@@ -161,7 +179,8 @@ void Unit::attach(FlatGroup& g) {
     const Entry& e = g.entries[i];
     autograd::AutogradMeta& meta = autograd::make_meta(e.local);
     if (sharded)
-      meta.shard = Ref<Counted>(new UnitShardInfo(options_.shard, e.name, e.shape, e.owned));
+      meta.shard = Ref<Counted>(new UnitShardInfo(options_.shard, e.name, e.shape, layout_,
+                                                  g.layout->entries()[i].parameter));
     entries.push_back({Ref<autograd::AutogradMeta>(&meta), e.name, e.shape,
                        g.layout->entries()[i].offset, e.owned});
   }

@@ -114,7 +114,7 @@ class Unit {
   nn::Module* module_;
   std::string name_;
   UnitOptions options_;
-  std::unique_ptr<UnitLayout> layout_;
+  std::shared_ptr<const UnitLayout> layout_;
   std::vector<FlatGroup> groups_;
   std::vector<std::pair<int, int>> order_;
   std::unordered_map<ViewFamily*, std::pair<int, int>> by_full_;  // also finds their views

@@ -3,6 +3,7 @@
 // knowing of distribution.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autograd/meta.h"
@@ -25,6 +26,13 @@ class ShardInfo : public Counted {
   // collective.
   virtual void sum_exact(const Tensor& values) const = 0;
   virtual void max(const Tensor& values) const = 0;  // of any dtype, [n]; likewise
+  // For what needs whole parameters: which elements each rank of the group holds, [begin, end), and
+  // an exchange between all of them, outputs[r] from rank r and inputs[r] to it. A collective.
+  virtual int ranks() const = 0;
+  virtual int rank() const = 0;
+  virtual std::pair<int64_t, int64_t> part(int rank) const = 0;
+  virtual void all_to_all(const std::vector<Tensor>& outputs,
+                          const std::vector<Tensor>& inputs) const = 0;
 };
 
 // The parameter's; null for one that is whole.

@@ -149,13 +149,18 @@ void Optimizer::check(const Entry& e, const Tensor& grad) const {
            ": build the optimizer after wrapping, or wrap before the first step");
 }
 
-void Optimizer::run(Entry& e, const Tensor& grad, const StepArguments& arguments) {
-  const DType dtype = state_dtype(e.param.dtype());
-  const Tensor values = contiguous_raw(to_raw(e.param, dtype));
-  ++e.state.step;
-  update(e.group, values, for_kernel(grad, dtype), e.state, {.scale = arguments.grad_scale});
-  if (values.storage() != e.param.storage()) copy_raw(e.param, values);
-  e.param.bump_version();
+void Optimizer::change(const Stepped& s, const Change& f) {
+  const DType dtype = state_dtype(s.param.dtype());
+  const Tensor values = contiguous_raw(to_raw(s.param, dtype));
+  f(values, for_kernel(s.grad, dtype));
+  if (values.storage() != s.param.storage()) copy_raw(s.param, values);
+  s.param.bump_version();
+}
+void Optimizer::update_all(std::vector<Stepped>& stepped, const GradientScaling& scaling) {
+  for (auto& s : stepped)
+    change(s, [&](const Tensor& values, const Tensor& grad) {
+      update(s.group, values, grad, *s.state, scaling);
+    });
 }
 
 void Optimizer::step(const StepArguments& arguments) {
@@ -163,14 +168,15 @@ void Optimizer::step(const StepArguments& arguments) {
     if (t->defined() && t->numel() != 1)
       fail("[", type(), "] grad_scale and found_inf have one element each, got shape ", t->sizes());
   for (size_t g = 0; g < num_groups_; ++g) check_options(g);
-  std::vector<std::pair<Entry*, Tensor>> todo;
+  std::vector<Stepped> todo;
   for (auto& e : entries_)
     if (Tensor grad = e.param.grad(); grad.defined()) {
       check(e, grad);
-      todo.emplace_back(&e, std::move(grad));
+      todo.push_back({e.param, e.group, &e.state, std::move(grad)});
     }
   if (arguments.found_inf.defined() && arguments.found_inf.item() != 0) return;
-  for (auto& [e, grad] : todo) run(*e, grad, arguments);
+  for (auto& s : todo) ++s.state->step;
+  update_all(todo, {.scale = arguments.grad_scale});
   // [Note: steps of sharded parameters] What a rank holds of a parameter may be nothing, and then
   // has no gradient. That it was stepped is counted on every rank all the same: FSDP decides by
   // versions what to gather again, and all ranks must decide alike.

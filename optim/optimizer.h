@@ -16,6 +16,7 @@
 // without a gradient is left alone, and its steps are not counted.
 #pragma once
 #include <array>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -97,12 +98,27 @@ class Optimizer {
     std::variant<double*, bool*, std::array<double, 2>*> value;
   };
 
+  // A parameter that has a gradient, in one step.
+  struct Stepped {
+    Tensor param;
+    size_t group;
+    State* state;
+    Tensor grad;
+  };
+
   Optimizer() = default;
   // Error for what cannot be optimized: undefined, not a floating dtype, a result of an op, or
   // given twice. Names may be left out.
   void add_parameters(const std::vector<Tensor>& params, const std::vector<std::string>& names);
   // A state tensor like the parameter, under MemoryCategory::kOptimizer: zeros.
   static Tensor make_state(const Tensor& like);
+  // Calls f(values, gradient), contiguous and in dtypes that kernels take. What f leaves in values
+  // becomes the parameter's, and its version rises.
+  using Change = std::function<void(const Tensor& values, const Tensor& grad)>;
+  static void change(const Stepped& stepped, const Change& f);
+  // One step of all that have a gradient, their steps counted: update() of one after another. An
+  // optimizer that exchanges parts of several parameters does so here.
+  virtual void update_all(std::vector<Stepped>& stepped, const GradientScaling& scaling);
 
  private:
   struct Entry {
@@ -127,7 +143,6 @@ class Optimizer {
   static std::string name_of(const Entry& entry, size_t position);
   std::vector<std::string> names() const;
   void check(const Entry& entry, const Tensor& grad) const;
-  void run(Entry& entry, const Tensor& grad, const StepArguments& arguments);
   std::vector<int64_t> match_groups(const nn::StateDict& state,
                                     const std::vector<std::string>& names) const;
 

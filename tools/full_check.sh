@@ -113,6 +113,8 @@ part "build" ./bazelw build //... //tests/long:all
 part "tests" cases //...
 part "tests without AVX-512" cases --test_env=SHERD_NO_AVX512=1 //tests/core/... //tests/autograd/... //tests/nn/...
 part "golden runs: ranks x strategies x precisions, wrapping, checkpointing" golden_matrix
+part "golden runs: ranks x strategies x wrapping x prefetching x backends" \
+  cases --test_env=SHERD_TEST_ALL=1 --test_timeout=7200 //tests/distributed:golden_matrix_test
 part "collectives: all sizes, dtypes and operations" cases --test_env=SHERD_TEST_ALL=1 --test_timeout=3600 //tests/distributed:collectives_test
 part "distributed tests over gloo" cases --test_env=SHERD_BACKEND=gloo //tests/distributed:all
 part "same bits: all of FSDP's options" cases //tests/long:bits_matrix_test

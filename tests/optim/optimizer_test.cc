@@ -394,6 +394,10 @@ class Piece : public nn::ShardInfo {
   const void* group() const override { return this; }
   void sum_exact(const Tensor&) const override {}
   void max(const Tensor&) const override {}
+  int ranks() const override { return 1; }
+  int rank() const override { return 0; }
+  std::pair<int64_t, int64_t> part(int) const override { return {begin(), end()}; }
+  void all_to_all(const std::vector<Tensor>&, const std::vector<Tensor>&) const override {}
 };
 
 TEST(LazyState, PendingGradientsOfAShardedParameterAreRefused) {

@@ -46,6 +46,27 @@ def optimizers():
                 yield dict(name=name, hyper=hyper, groups=groups, group_hyper=own, params=start, grads=grads, after=after)
 
 
+def muon():
+    generator = torch.Generator().manual_seed(1)
+
+    def matrix(shape):
+        return (torch.randn(shape, generator=generator, dtype=torch.float64) * 64).round() / 64
+
+    for hyper in (dict(lr=0.02), dict(lr=0.02, nesterov=False, momentum=0.8, weight_decay=0.0),
+                  dict(lr=0.01, adjust_lr_fn="match_rms_adamw", ns_steps=3), dict(lr=0.01, adjust_lr_fn="spectral_unclamped")):
+        params = [matrix(s).requires_grad_() for s in ((3, 4), (7, 2), (5, 5), (1, 6))]
+        groups, own = [[0, 1], [2, 3]], [{}, {"lr": hyper["lr"] / 10}]
+        optimizer = torch.optim.Muon([{"params": [params[i] for i in g], **o} for g, o in zip(groups, own)], **hyper)
+        start, grads, after = [p.tolist() for p in params], [], []
+        for step in range(4):
+            for i, p in enumerate(params):  # one has no gradient in a step
+                p.grad = None if (step, i) == (2, 1) else matrix(p.shape)
+            grads.append([None if p.grad is None else p.grad.tolist() for p in params])
+            optimizer.step()
+            after.append([p.tolist() for p in params])
+        yield dict(hyper=hyper, groups=groups, group_hyper=own, params=start, grads=grads, after=after)
+
+
 def schedulers():
     S = torch.optim.lr_scheduler
     cases = [("StepLR", dict(step_size=3, gamma=0.5)), ("MultiStepLR", dict(milestones=[2, 5, 5], gamma=0.1)),
@@ -93,5 +114,5 @@ def clips():
 
 
 if __name__ == "__main__":
-    data = dict(made_with="torch " + torch.__version__, optimizers=list(optimizers()), schedulers=list(schedulers()), clip=list(clips()))
+    data = dict(made_with="torch " + torch.__version__, optimizers=list(optimizers()), schedulers=list(schedulers()), clip=list(clips()), muon=list(muon()))
     json.dump(data, sys.stdout, separators=(",", ":"))
