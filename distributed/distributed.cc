@@ -25,6 +25,7 @@ struct Job {
   std::shared_ptr<Node> node;  // unless the backend is gloo
   Milliseconds timeout{};
   int local_rank = 0, local_world_size = 1, groups_made = 0;
+  std::map<std::string, int> local_groups_made;  // by their list of ranks
 };
 
 Job& job() { return Context::current().state<Job>(); }
@@ -121,7 +122,8 @@ int local_world_size() { return need_job("local_world_size").local_world_size; }
 Device local_device() { return kCPU; }
 const std::shared_ptr<Store>& default_store() { return need_job("default_store").store; }
 
-Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout) {
+Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout,
+                bool use_local_synchronization) {
   Job& j = need_job("new_group");
   if (ranks.empty()) fail("[new_group] got no ranks, should be one at least");
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -132,8 +134,15 @@ Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout) {
   }
   const auto place = std::find(ranks.begin(), ranks.end(), j.world->rank());
   const int rank = place == ranks.end() ? -1 : int(place - ranks.begin());
-  const Group g = make_group(j, concat("group", ++j.groups_made), rank, std::move(ranks),
-                             timeout.value_or(j.timeout));
+  std::string name;
+  if (use_local_synchronization) {
+    for (int r : ranks) name += concat(name.empty() ? "group of " : ",", r);
+    name += concat(" #", ++j.local_groups_made[name]);
+  } else {
+    name = concat("group", ++j.groups_made);
+  }
+  const Group g =
+      make_group(j, std::move(name), rank, std::move(ranks), timeout.value_or(j.timeout));
   j.groups.push_back(g);
   return g;
 }

@@ -44,8 +44,10 @@ const std::shared_ptr<Store>& default_store();
 
 // A group of some ranks of the job, in the given order. Every rank of the job makes the same calls
 // of new_group in the same order; those outside get a group with rank() -1, on which every
-// collective is an Error.
-Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout = {});
+// collective is an Error. With use_local_synchronization only the group's ranks make the call, and
+// those of one list of ranks in the same order.
+Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout = {},
+                bool use_local_synchronization = false);
 
 struct CallOptions {
   Group group = nullptr;  // the default group

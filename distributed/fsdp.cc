@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "autograd/grad_mode.h"
+#include "distributed/agree.h"
 #include "optim/clip_grad.h"
 
 namespace sherd {
@@ -81,18 +82,21 @@ void FsdpModule::for_each_full(
     const std::function<Tensor(const std::string&, const Tensor&)>& local,
     const std::function<void(const std::string&, const Tensor&)>& f) {
   const auto r = runtime();
-  r->require_idle("reading the full state");
+  dist::all_or_none(r->group(), [&] { r->require_idle("reading the full state"); });
   const bool root = r->group()->rank() == 0;
+  // After the caller's first error the collectives go on, with the parameters, to their end.
+  std::string error;
+  const auto unless_failed = [&](const std::function<void()>& call) {
+    if (error.empty()) error = dist::error_of(call);
+  };
   for (const Place& p : places_of(*r, *module_)) {
-    Tensor whole;
-    if (p.unit) {
-      const dist::Unit::Entry& e = p.unit->entry(p.entry);
-      whole = p.unit->collect(e, local(p.name, e.local), 0);
-    } else {
-      whole = local(p.name, p.slot->tensor);
-    }
-    if (root) f(p.name, whole);
+    const Tensor& own = p.unit ? p.unit->entry(p.entry).local : p.slot->tensor;
+    Tensor given = own.detach();
+    unless_failed([&] { given = local(p.name, own); });
+    const Tensor whole = p.unit ? p.unit->collect(p.unit->entry(p.entry), given, 0) : given;
+    if (root) unless_failed([&] { f(p.name, whole); });
   }
+  dist::throw_on_all(r->group(), error);
 }
 
 nn::Module::NamedTensors FsdpModule::named_parameters() const {

@@ -66,8 +66,9 @@ class FsdpModule {
   // This unit's gradients are divided by it, not by the number of ranks. Error unless above 0.
   void set_gradient_divide_factor(double factor);
 
-  // All parameters, one at a time: f(name, values) runs on rank 0 alone, in the order of the model's
-  // state_dict. `values` is in the master's dtype and lives for the call. A collective.
+  // All parameters, one at a time: f(name, values) runs on rank 0 alone, in the order of the
+  // model's state_dict. `values` is in the master's dtype and lives for the call. A collective.
+  // What f throws ends the calls of f, and is an Error on all ranks.
   void for_each_full_parameter(
       const std::function<void(const std::string& name, const Tensor& values)>& f);
   // The same of tensors laid out as the local parameters, such as an optimizer's moments: `local`

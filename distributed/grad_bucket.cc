@@ -249,7 +249,12 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
 
 void GradBucket::retire() {
   if (!reducing_) return;
-  for (auto& w : works_) w.wait();
+  try {
+    for (auto& w : works_) w.wait();
+  } catch (...) {
+    abort();
+    throw;
+  }
   works_.clear();
   reducing_ = false;
   NoGrad off;
@@ -259,13 +264,17 @@ void GradBucket::retire() {
     progress_[i] = {};
     const bool contributed =
         p.written || (flag_sums_.defined() && flag_sums_.data<int32_t>()[i] > 0);
+    const bool whole = size_of_group(options_.shard) == 1;
+    const Dims shape = whole ? e.shape : Dims{e.owned.numel()};
     if (!contributed || e.owned.numel() == 0) {
       if (p.shown.defined()) e.meta->grad = p.older;
+      // A rank without elements has no gradient, but its hooks run: those of others may wait for it.
+      if (contributed)
+        for (auto& hook : e.meta->post_hooks) hook(empty(shape, result_.dtype()));
       continue;
     }
-    const bool whole = size_of_group(options_.shard) == 1;
-    const Tensor g = over_storage(result_.storage(), whole ? e.shape : Dims{e.owned.numel()},
-                                  result_.dtype(), whole ? e.offset : e.owned.at);
+    const Tensor g =
+        over_storage(result_.storage(), shape, result_.dtype(), whole ? e.offset : e.owned.at);
     Tensor before = p.shown.defined() ? p.older : e.meta->grad;
     if (before.defined())
       e.meta->grad = before.add_(g);

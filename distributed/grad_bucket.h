@@ -10,8 +10,9 @@
 // [Note: what a leaf shows] Contributions are summed locally in reduce_dtype (the first is
 // assigned, not added to zero), exchanged once, cast to the master's dtype and divided there, and
 // only then added to an older gradient. Sums in float16 are of gradients that were divided by a
-// part of W, a power of two, before: large sums do not overflow, and small gradients do not vanish. A backward without exchange (no_sync) leaves the local sum
-// `pending`: grad then shows it in the parameter's full shape.
+// part of W, a power of two, before: large sums do not overflow, and small gradients do not vanish.
+// A backward without exchange (no_sync) leaves the local sum `pending`: grad then shows it in the
+// parameter's full shape.
 #pragma once
 #include <functional>
 #include <string>
@@ -53,7 +54,10 @@ class GradBucket : public autograd::GradSink {
   int expected() const { return expected_; }  // leaves still to complete
   bool was_expected() const { return was_expected_; }
   bool is_pending() const { return pending_; }
-  bool has_contributions() const { return buffer_.defined(); }
+  // Of this leaf: its grad shows this rank's pending sum, or would if it was not set to none.
+  bool is_pending(autograd::AutogradMeta& leaf) const {
+    return progress_[index_of(leaf)].shown.defined();
+  }
 
   // ---- GradSink
   Destination destination(autograd::AutogradMeta& leaf, DType dtype) override;
@@ -65,7 +69,7 @@ class GradBucket : public autograd::GradSink {
   // Issues the reduction of some buckets as one collective a group of ranks. A collective: every
   // rank calls it for the same buckets, with contributions or without.
   static void reduce(const std::vector<GradBucket*>& buckets, const std::string& label);
-  bool is_reducing() const { return reducing_; }
+  // Error of the exchange, if it failed: then as after abort().
   void retire();
   // After a failed backward: waits out a reduction, drops what was collected, pending sums too.
   // Gradients that were reduced before stay.

@@ -89,14 +89,18 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   };
   class Hooks;
   class UnitScope;
+  struct UnitPlan;
+  using Units = std::vector<std::shared_ptr<Unit>>;
 
   Runtime(nn::Module& root, const FsdpOptions& options);
   void find_groups();
   void find_node_groups();
   UnitOptions unit_options(nn::Module& module);
+  UnitPlan plan_units(nn::Module& root);
   void build(nn::Module& root);
+  void make_schedule(const Units& units);
   void agree_with(const Runtime& inner) const;
-  void verify() const;
+  void verify(nn::Module& root, const Units& units) const;
   void carry_out(const GatherSchedule::Steps& steps);
   void carry_out(const Step& step);
   ForwardKind forward_kind() const;
@@ -106,7 +110,7 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   FsdpOptions options_;
   Group group_;              // all ranks
   Group shard_, replicate_;  // of hybrid units; null until one needs them
-  std::vector<std::shared_ptr<Unit>> units_;
+  Units units_;
   std::unique_ptr<GatherSchedule> schedule_;
   std::vector<std::unique_ptr<Forward>> forwards_;  // open calls, outermost first
   int depth_ = 0;

@@ -4,6 +4,7 @@
 
 #include "autograd/grad_mode.h"
 #include "autograd/node.h"
+#include "distributed/agree.h"
 
 namespace sherd::dist {
 
@@ -16,8 +17,10 @@ struct SummonFullParams::Shown {
   bool was_placeholder = false;
   bool keeps_gradient = false;  // `gradient` is this rank's part, while the whole is shown
   Tensor gradient;
+  bool gradient_pending = false;  // on some rank of the shard group
 
   autograd::AutogradMeta& meta() const { return autograd::make_meta(entry->local); }
+  bool cuts_gradient() const { return keeps_gradient && !gradient_pending; }
   bool is_cut() const { return size_of_group(unit->options().shard) > 1; }
 };
 
@@ -34,7 +37,8 @@ std::vector<bool> any_rank(const Group& group, const std::vector<bool>& flags,
                            const std::string& label) {
   Tensor t = zeros({int64_t(flags.size())}, kInt32);
   for (size_t i = 0; i < flags.size(); ++i) t.data<int32_t>()[i] = flags[i];
-  if (!flags.empty()) group->all_reduce(t, ReduceOp::kMax, {.label = label}).wait();
+  if (!flags.empty() && size_of_group(group) > 1)
+    group->all_reduce(t, ReduceOp::kMax, {.label = label}).wait();
   std::vector<bool> result;
   for (size_t i = 0; i < flags.size(); ++i) result.push_back(t.data<int32_t>()[i] != 0);
   return result;
@@ -49,11 +53,15 @@ SummonFullParams::SummonFullParams(std::shared_ptr<Runtime> runtime, std::vector
     fail(
         "[summon_full_params] rank0_only and writeback exclude each other: other ranks would keep "
         "their old parts");
-  runtime_->begin_summon();
+  bool begun = false;
   try {
+    all_or_none(runtime_->group(), [&] {
+      runtime_->begin_summon();
+      begun = true;
+    });
     for (int u : units) summon(*runtime_->units()[u]);
   } catch (...) {
-    put_back();
+    if (begun) put_back();
     throw;
   }
 }
@@ -112,18 +120,29 @@ void SummonFullParams::summon(Unit& unit) {
 }
 
 void SummonFullParams::gather_gradients(Unit& unit, size_t first) {
+  const Group& shard = unit.options().shard;
+  // Two flags a parameter: is its gradient pending, is there a reduced one?
   std::vector<bool> here;
   for (size_t i = first; i < shown_.size(); ++i) {
-    Shown& p = shown_[i];
-    p.keeps_gradient = !unit.groups()[p.entry->place.first].bucket->is_pending();
-    if (p.keeps_gradient) p.gradient = p.meta().grad;
-    here.push_back(p.gradient.defined());
+    const Shown& p = shown_[i];
+    const bool pending = unit.groups()[p.entry->place.first].bucket->is_pending(p.meta());
+    here.push_back(pending);
+    here.push_back(!pending && p.meta().grad.defined());
   }
-  const auto anywhere = any_rank(unit.options().shard, here, "summon gradients of " + unit.name());
+  const auto anywhere = any_rank(shard, here, "summon gradients of " + unit.name());
+  for (size_t i = first; i < shown_.size(); ++i) {
+    const size_t flag = 2 * (i - first);
+    Shown& p = shown_[i];
+    p.gradient_pending = anywhere[flag];
+    if (here[flag]) continue;  // shown as it is: the whole sum of this rank
+    p.keeps_gradient = true;
+    p.gradient = p.meta().grad;
+    if (p.full.defined()) p.meta().grad = {};
+  }
   NoGrad off;
   for (size_t i = first; i < shown_.size(); ++i) {
     Shown& p = shown_[i];
-    if (!anywhere[i - first]) continue;
+    if (p.gradient_pending || !anywhere[2 * (i - first) + 1]) continue;
     const Unit::Entry& e = *p.entry;
     const DType dtype = unit.groups()[e.place.first].bucket->grad_dtype();
     const Tensor part =
@@ -133,7 +152,6 @@ void SummonFullParams::gather_gradients(Unit& unit, size_t first) {
       if (p.full.defined()) p.meta().grad = whole;
       continue;
     }
-    const Group& shard = unit.options().shard;
     const FlatLayout& layout = *unit.groups()[e.place.first].layout;
     Tensor whole = empty(e.shape, dtype);
     std::vector<Tensor> parts;
@@ -146,48 +164,54 @@ void SummonFullParams::gather_gradients(Unit& unit, size_t first) {
   }
 }
 
+// What cannot be written back; empty: nothing.
+std::string SummonFullParams::misfits() const {
+  for (auto& p : shown_) {
+    const Unit::Entry& e = *p.entry;
+    for (nn::Slot* slot : e.slots) {
+      if (!slot->tensor.defined())
+        return concat("[fsdp] parameter ", e.name, " was taken out of its module");
+      if (!slot->tensor.is_same(p.full) && !(slot->tensor.sizes() == e.shape))
+        return concat("[fsdp] parameter ", e.name, " was replaced by a tensor of shape ",
+                      slot->tensor.sizes(), ": expected its full shape ", e.shape);
+    }
+    const Tensor& gradient = p.meta().grad;
+    if (p.cuts_gradient() && gradient.defined() && !(gradient.sizes() == e.shape))
+      return concat("[fsdp] the gradient of ", e.name, " was replaced by one of shape ",
+                    gradient.sizes(), ": expected the parameter's ", e.shape);
+  }
+  return "";
+}
+
 void SummonFullParams::write_back() {
   NoGrad off;
-  for (size_t first = 0, last; first < shown_.size(); first = last) {
-    Unit& unit = *shown_[first].unit;
-    for (last = first; last < shown_.size() && shown_[last].unit == &unit;) ++last;
-    std::vector<bool> here;
-    for (size_t i = first; i < last; ++i) {
-      const Shown& p = shown_[i];
-      bool changed = p.full.version() != p.version;
-      for (nn::Slot* slot : p.entry->slots) {
-        if (slot->tensor.is_same(p.full)) continue;
-        if (!(slot->tensor.sizes() == p.entry->shape))
-          fail("[fsdp] parameter ", p.entry->name, " was replaced by a tensor of shape ",
-               slot->tensor.sizes(), ": expected its full shape ", p.entry->shape);
+  throw_on_all(runtime_->group(), misfits());
+  std::vector<bool> changed;
+  for (const Shown& p : shown_) {
+    changed.push_back(p.full.version() != p.version);
+    for (nn::Slot* slot : p.entry->slots)
+      if (!slot->tensor.is_same(p.full)) {
         copy_raw(p.full, slot->tensor);
-        changed = true;
+        changed.back() = true;
       }
-      here.push_back(changed);
+  }
+  // FSDP decides by versions what to gather, on all ranks alike.
+  changed = any_rank(runtime_->group(), changed, "write back " + runtime_->root().name());
+  for (size_t i = 0; i < shown_.size(); ++i) {
+    Shown& p = shown_[i];
+    const Unit::Entry& e = *p.entry;
+    if (changed[i]) {
+      if (p.is_cut()) copy_raw(e.local, own_part(e, p.full));
+      e.local.bump_version();
     }
-    const Group& shard = unit.options().shard;
-    const auto changed =
-        size_of_group(shard) > 1 ? any_rank(shard, here, "write back unit " + unit.name()) : here;
-    for (size_t i = first; i < last; ++i) {
-      const Shown& p = shown_[i];
-      const Unit::Entry& e = *p.entry;
-      if (changed[i - first]) {
-        if (p.is_cut()) copy_raw(e.local, own_part(e, p.full));
-        e.local.bump_version();
-      }
-      if (!p.keeps_gradient) continue;
-      Tensor& kept = shown_[i].gradient;
-      const Tensor now = p.meta().grad;
-      if (!now.defined() || e.owned.numel() == 0)
-        kept = {};
-      else if (!(now.sizes() == e.shape))
-        fail("[fsdp] the gradient of ", e.name, " was replaced by one of shape ", now.sizes(),
-             ": expected the parameter's ", e.shape);
-      else if (kept.defined())
-        copy_raw(kept, own_part(e, now));
-      else
-        kept = own_part(e, now).clone();
-    }
+    if (!p.cuts_gradient()) continue;
+    const Tensor now = p.meta().grad;
+    if (!now.defined() || e.owned.numel() == 0)
+      p.gradient = {};
+    else if (p.gradient.defined())
+      copy_raw(p.gradient, own_part(e, now));
+    else
+      p.gradient = own_part(e, now).clone();
   }
 }
 

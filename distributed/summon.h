@@ -12,6 +12,7 @@
 // release of the model's own full parameters are left alone: they are other buffers.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "distributed/runtime.h"
@@ -26,15 +27,17 @@ struct SummonOptions {
   bool writeback = true;
   bool rank0_only = false;      // other ranks keep showing their pieces; not with writeback
   bool offload_to_cpu = false;  // on the cpu they are there already
-  // Gradients too, reduced ones whole; absent ones stay absent, and what no_sync left pending is
-  // whole anyway. writeback cuts them again.
+  // Gradients too: reduced ones whole, which writeback cuts again; absent ones stay absent. Where
+  // no_sync left a parameter's gradient pending on some rank, each rank shows its own pending sum,
+  // or none, and what was reduced before waits unseen.
   bool with_grads = false;
 };
 
 namespace dist {
 
 // Lives as long as the parameters are shown. A collective, its end too. Left by an exception,
-// nothing is written back.
+// nothing is written back: then all ranks must leave so. What cannot be written back on one rank
+// (another shape) is an Error on all.
 class SummonFullParams {
  public:
   SummonFullParams(std::shared_ptr<Runtime> runtime, std::vector<int> units,
@@ -47,6 +50,7 @@ class SummonFullParams {
   struct Shown;  // a parameter
   void summon(Unit& unit);
   void gather_gradients(Unit& unit, size_t first);
+  std::string misfits() const;
   void write_back();
   void put_back();
 

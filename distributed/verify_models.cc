@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/philox.h"
+#include "distributed/agree.h"
 
 namespace sherd::dist {
 namespace {
@@ -18,28 +19,15 @@ void verify_equal_on_all_ranks(const char* what, const Group& group,
   if (w == 1) return;
   std::string text;
   for (auto& l : lines) text += l + "\n";
-  Tensor mine = empty({2}, kInt64), all = empty({2 * w}, kInt64);
-  mine.data<int64_t>()[0] = int64_t(hash_of(text));
-  mine.data<int64_t>()[1] = int64_t(text.size());
-  auto gather = [&](const Tensor& out, const Tensor& in) {
-    std::vector<Tensor> outs;
-    for (int k = 0; k < w; ++k)
-      outs.push_back(out.as_strided_raw({in.numel()}, {1}, k * in.numel()));
-    group->all_gather(outs, in, {.label = concat(what, " construction")}).wait();
-  };
-  gather(all, mine);
+  const Tensor mine = tensor<int64_t>({int64_t(hash_of(text))}), all = empty({w}, kInt64);
+  std::vector<Tensor> parts;
+  for (int k = 0; k < w; ++k) parts.push_back(all.as_strided_raw({1}, {1}, k));
+  group->all_gather(parts, mine, {.label = concat(what, " construction")}).wait();
   const int64_t* h = all.data<int64_t>();
-  bool equal = true;
-  int64_t longest = 0;
-  for (int k = 0; k < w; ++k)
-    equal = equal && h[2 * k] == h[0], longest = std::max(longest, h[2 * k + 1]);
-  if (equal) return;
-  Tensor bytes = zeros({longest}, kUInt8), all_bytes = empty({longest * w}, kUInt8);
-  std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
-  gather(all_bytes, bytes);
+  if (std::all_of(h, h + w, [&](int64_t other) { return other == h[0]; })) return;
+  const auto texts = all_gather_text(group, text);
   auto lines_of = [&](int k) {
-    const auto* p = reinterpret_cast<const char*>(all_bytes.data<uint8_t>() + k * longest);
-    std::string t(p, size_t(h[2 * k + 1]));
+    const std::string& t = texts[size_t(k)];
     std::vector<std::string> r;
     for (size_t at = 0; at < t.size();) {
       const size_t end = t.find('\n', at);

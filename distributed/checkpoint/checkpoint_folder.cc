@@ -22,6 +22,7 @@ using nlohmann::json;
 
 constexpr const char* kState = "state.json";
 constexpr const char* kHidden = ".tmp-";
+constexpr const char* kSetAside = ".set-aside-";  // and the step's name, and a number
 constexpr const char* kStep = "step-";
 constexpr int kFormat = 1;
 
@@ -79,13 +80,16 @@ std::string checksum_of_state(const json& state) {
   return hex(checksum_of(text.data(), int64_t(text.size())));
 }
 
-std::string hidden_name(const std::string& folder, const std::string& what) {
+std::string unused_name(const std::string& folder, const std::string& what) {
   static std::atomic<int> counter = 0;
   std::string path;
   do {
-    path = concat(folder, "/", kHidden, what, "-", int64_t(::getpid()), "-", counter++);
+    path = concat(folder, "/", what, "-", int64_t(::getpid()), "-", counter++);
   } while (fs::exists(path));
   return path;
+}
+std::string hidden_name(const std::string& folder, const std::string& what) {
+  return unused_name(folder, kHidden + what);
 }
 
 // Takes the step's name from a folder before it is removed.
@@ -95,17 +99,48 @@ void remove_folder(const std::string& folder, const std::string& path) {
   fs::remove_all(hidden);
 }
 
+std::vector<std::string> folders_beginning_with(const std::string& folder, const char* prefix) {
+  std::vector<std::string> paths;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with(prefix) && entry.is_directory())
+      paths.push_back(entry.path());
+  return paths;
+}
+
+// Steps that a writer set aside to put a new one in their place, and died: see [Note: publishing a
+// checkpoint]. Those whose new one is there are left to the next writer. With the folder's lock.
+void recover(const std::string& folder) {
+  for (const std::string& path : folders_beginning_with(folder, kSetAside)) {
+    std::string name = fs::path(path).filename().string().substr(std::strlen(kSetAside));
+    name = name.substr(0, name.find('-', std::strlen(kStep)));
+    std::error_code ignored;  // who may not write here passes over the step
+    if (name.starts_with(kStep) && !fs::exists(folder + "/" + name))
+      fs::rename(path, folder + "/" + name, ignored);
+  }
+}
+void recover_for_readers(const std::string& folder) {
+  if (!fs::is_directory(folder) || folders_beginning_with(folder, kSetAside).empty()) return;
+  const FolderLock lock(folder);
+  recover(folder);
+}
+
 // Hidden folders whose writer is dead: it has lost its lock.
 void remove_leftovers(const std::string& folder) {
-  std::vector<std::string> hidden;
-  for (const auto& entry : fs::directory_iterator(folder))
-    if (entry.path().filename().string().starts_with(kHidden) && entry.is_directory())
-      hidden.push_back(entry.path());
-  for (const std::string& path : hidden) {
-    const Descriptor it(path);
-    std::error_code ignored;  // what cannot be removed harms nobody
-    if (it.try_lock()) fs::remove_all(path, ignored);
-  }
+  recover(folder);
+  for (const char* prefix : {kHidden, kSetAside})
+    for (const std::string& path : folders_beginning_with(folder, prefix)) {
+      const Descriptor it(path);
+      std::error_code ignored;  // what cannot be removed harms nobody
+      if (it.try_lock()) fs::remove_all(path, ignored);
+    }
+}
+
+// With those above it that are not there yet, as lasting as what will be in them.
+void make_folder(const fs::path& path) {
+  std::vector<fs::path> made;
+  for (fs::path p = path; !p.empty() && !fs::exists(p); p = p.parent_path()) made.push_back(p);
+  fs::create_directories(path);
+  for (const fs::path& p : made) sync_folder(p.has_parent_path() ? p.parent_path() : ".");
 }
 
 // By sizes alone unless `checksums`.
@@ -162,10 +197,9 @@ bool is_whole(const std::string& folder, int64_t step, bool checksums) {
   }
 }
 
+// With the folder's lock, or by readers, who are content with what they see.
 std::vector<int64_t> steps_in(const std::string& folder) {
   std::vector<int64_t> steps;
-  if (!fs::exists(folder)) return steps;
-  if (!fs::is_directory(folder)) fail("[checkpoint] ", folder, " is not a folder");
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename();
     if (!name.starts_with(kStep) || !entry.is_directory()) continue;
@@ -197,11 +231,19 @@ std::string Checkpoint::file(const std::string& name) const {
 }
 
 Checkpoint open_checkpoint(const std::string& path, Verify verify) {
-  return translated([&] { return read_checkpoint(path, verify == Verify::kChecksums); });
+  return translated([&] {
+    if (!fs::exists(path)) recover_for_readers(fs::path(path).parent_path());
+    return read_checkpoint(path, verify == Verify::kChecksums);
+  });
 }
 
 std::vector<int64_t> checkpoint_steps(const std::string& folder) {
-  return translated([&] { return steps_in(folder); });
+  return translated([&]() -> std::vector<int64_t> {
+    if (!fs::exists(folder)) return {};
+    if (!fs::is_directory(folder)) fail("[checkpoint] ", folder, " is not a folder");
+    recover_for_readers(folder);
+    return steps_in(folder);
+  });
 }
 
 std::optional<Checkpoint> latest_checkpoint(const std::string& folder, const Report& report) {
@@ -223,6 +265,7 @@ void remove_checkpoints(const std::string& folder) {
   translated([&] {
     if (!fs::exists(folder)) return;
     const FolderLock lock(folder);
+    recover(folder);
     for (int64_t step : steps_in(folder))
       remove_folder(folder, folder + "/" + checkpoint_name(step));
   });
@@ -256,7 +299,7 @@ CheckpointWriter::CheckpointWriter(std::string folder, int64_t step, CheckpointO
   if (options_.keep_last < 0)
     fail("[checkpoint] keep_last must not be negative, got ", options_.keep_last);
   translated([&] {
-    fs::create_directories(folder_);
+    make_folder(folder_);
     const FolderLock lock(folder_);
     remove_leftovers(folder_);
     if (!options_.overwrite && is_whole(folder_, step_, true))
@@ -344,44 +387,52 @@ void CheckpointWriter::publish(const std::string& target) const {
         0) {
       stage("exchanged");
       sync_folder(folder_);  // before the old one goes
-      fs::remove_all(hidden_->path);
+      remove_old(hidden_->path);
       return;
     }
     if (errno != EINVAL && errno != ENOSYS) fail_with_errno(target);
-    // A file system that cannot exchange: between the two renames the step is not there, but the
-    // old one is, under its hidden name.
-    const std::string old = hidden_name(folder_, "old");
+    const std::string old = unused_name(folder_, kSetAside + checkpoint_name(step_));
     fs::rename(target, old);
+    stage("set aside");
     try {
       fs::rename(hidden_->path, target);
     } catch (...) {
       fs::rename(old, target);
       throw;
     }
-    sync_folder(folder_);
-    fs::remove_all(old);
+    stage("put in its place");
+    sync_folder(folder_);  // before the old one goes
+    remove_old(old);
     return;
   }
   fs::rename(hidden_->path, target);
 }
 
 // The checkpoint is there: what goes wrong here is reported, not thrown.
+void CheckpointWriter::remove_old(const std::string& path) const {
+  try {
+    remove_folder(folder_, path);
+  } catch (const fs::filesystem_error& e) {
+    options_.report(concat("cannot remove the old checkpoint ", path, ": ", e.what()));
+  }
+}
+
 void CheckpointWriter::prune() const {
   if (!options_.keep_last) return;
-  const std::vector<int64_t> steps = steps_in(folder_);
+  std::vector<int64_t> steps;
+  try {
+    steps = steps_in(folder_);
+  } catch (const fs::filesystem_error& e) {
+    options_.report(concat("cannot look for old checkpoints in ", folder_, ": ", e.what()));
+  }
   int whole = 0;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    const std::string path = folder_ + "/" + checkpoint_name(*step);
     if (*step == step_ || whole < options_.keep_last) {
       whole += is_whole(folder_, *step, false);
       continue;
     }
-    try {
-      remove_folder(folder_, path);
-      stage("removed one");
-    } catch (const fs::filesystem_error& e) {
-      options_.report(concat("cannot remove the old checkpoint ", path, ": ", e.what()));
-    }
+    remove_old(folder_ + "/" + checkpoint_name(*step));
+    stage("removed one");
   }
 }
 

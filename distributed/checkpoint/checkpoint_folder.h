@@ -19,7 +19,10 @@
 // removes. A writer holds a lock (flock) on its hidden folder, by which others know that it lives;
 // the lock of the outer folder is held only to look, to publish and to remove. Renaming also hides
 // what is to be removed, so that no half checkpoint has a step's name. On a file system without
-// locks all this holds but for the removal of leftovers.
+// locks all this holds but for the removal of leftovers. On one that cannot exchange two names in
+// one step (NFS, some FUSE ones), a step that is overwritten is first set aside under a hidden name
+// that says which it is; whoever next looks into the folder gives it its name back, if the writer
+// died before the new one had it.
 #pragma once
 #include <functional>
 #include <map>
@@ -86,7 +89,7 @@ class CheckpointWriter {
   void add(const std::string& name, const FileSummary& summary);
   // Publishes; then removes what keep_last says. Error, with nothing published, if a file was
   // written but not added, was added but is not there, or if another writer published this step
-  // meanwhile. Returns the checkpoint's folder.
+  // meanwhile. What cannot be removed after that is reported. Returns the checkpoint's folder.
   std::string commit(const nlohmann::json& state);
 
  private:
@@ -96,6 +99,7 @@ class CheckpointWriter {
   void sync_files() const;
   void write_state(const nlohmann::json& state) const;
   void publish(const std::string& target) const;
+  void remove_old(const std::string& path) const;
   void prune() const;
 
   std::string folder_;

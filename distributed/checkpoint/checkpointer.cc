@@ -1,9 +1,11 @@
 #include "distributed/checkpoint/checkpointer.h"
 
+#include <exception>
 #include <filesystem>
 
 #include "core/context.h"
 #include "core/generator.h"
+#include "distributed/agree.h"
 #include "distributed/distributed.h"
 
 namespace sherd::dist {
@@ -40,23 +42,34 @@ json common_state(const TrainingState& s) {
   return common;
 }
 
-// Everything but tensors.
-void load_rest(const json& stored, int rank, int world, TrainingState& s) {
+// Everything but tensors, of this rank. What is none was not saved, or is another world's.
+struct Rest {
+  int64_t step = 0;
+  json user;
+  std::optional<data::LoaderState> loader;
+  std::optional<int64_t> last_epoch;
+  std::optional<Generator::State> generator;
+};
+
+Rest rest_of(const json& stored, int rank, int world) {
+  Rest rest;
   try {
     const json &common = stored.at("common"), &ranks = stored.at("ranks");
     const bool same_world = int(ranks.size()) == world;
     const json& own = ranks.at(same_world ? size_t(rank) : 0);
-    if (s.loader) s.loader->load_state_dict(loader_state(own.at("loader")));
-    if (s.scheduler) s.scheduler->step(common.at("scheduler").at("last_epoch").get<int64_t>());
-    s.step = common.at("step");
-    s.user = common.at("user");
-    if (!same_world || !own.contains("generator")) return;  // made by to_sharded
-    const json& g = own.at("generator");
-    default_generator().set_state({g.at("seed"), g.at("stream"), g.at("draws")});
+    rest.step = common.at("step");
+    rest.user = common.at("user");
+    if (own.contains("loader")) rest.loader = loader_state(own.at("loader"));
+    if (common.contains("scheduler"))
+      rest.last_epoch = common.at("scheduler").at("last_epoch").get<int64_t>();
+    if (same_world && own.contains("generator")) {
+      const json& g = own.at("generator");
+      rest.generator = {g.at("seed"), g.at("stream"), g.at("draws")};
+    }
   } catch (const json::exception& e) {
-    fail("[checkpoint] the state has no part that this run wants, or another kind of it: ",
-         e.what());
+    fail("[checkpoint] the state lacks a part, or has another kind of it: ", e.what());
   }
+  return rest;
 }
 
 }  // namespace
@@ -72,6 +85,12 @@ Checkpointer::~Checkpointer() {
   } catch (const std::exception& e) {
     if (rank_in(group_) == 0)
       options_.report(concat("the last checkpoint was not saved: ", e.what()));
+  }
+  // An exception on its way may be this rank's alone: others would not come to say farewell.
+  if (!own_group_ || !is_initialized() || std::uncaught_exceptions() > 0) return;
+  try {
+    destroy_process_group(own_group_);
+  } catch (const std::exception&) {  // it failed before, and that was said
   }
 }
 
@@ -113,7 +132,8 @@ void Checkpointer::start(const TrainingState& state, bool async) {
     save_shards(group_, folder_, state.step, mine, options);
     return;
   }
-  if (!own_group_ && size_of_group(group_) > 1) own_group_ = new_group(group_->ranks());
+  if (!own_group_ && size_of_group(group_) > 1)
+    own_group_ = new_group(group_->ranks(), {}, /*use_local_synchronization=*/true);
   copies_ = std::move(mine);
   saving_ = true;
   thread_ = std::thread([this, options, step = state.step, context = &Context::current()] {
@@ -156,20 +176,42 @@ void Checkpointer::save_full(const TrainingState& state) {
 
 void Checkpointer::load(const std::string& path, TrainingState& state, const LoadOptions& options) {
   wait();
+  const int rank = rank_in(group_), world = size_of_group(group_);
   std::unique_ptr<ShardReader> reader;
-  all_or_none(group_, [&] {
+  all_or_none<DamagedCheckpoint>(group_, [&] {
     try {
       const Checkpoint c = open_checkpoint(path, Verify::kSizes);
       // Blocks of shards are verified as they are read; whole files by one rank for all.
-      if (!c.files.contains(kShardIndex) && rank_in(group_) == 0) open_checkpoint(path);
+      if (!c.files.contains(kShardIndex) && rank == 0) open_checkpoint(path);
       reader = std::make_unique<ShardReader>(c);
     } catch (const Error& e) {
       throw DamagedCheckpoint(e.what());
     }
   });
-  load_state(*reader, state.model, state.optimizer, options);
-  all_or_none(group_,
-              [&] { load_rest(reader->state(), rank_in(group_), size_of_group(group_), state); });
+  Rest rest;
+  all_or_none(group_, [&] { rest = rest_of(reader->state(), rank, world); });
+  const bool loads_position = state.loader && rest.loader;
+  // The loader comes first, for it may refuse its part, and can be put back.
+  const data::LoaderState before =
+      loads_position ? state.loader->state_dict() : data::LoaderState();
+  try {
+    all_or_none(group_, [&] {
+      if (loads_position) state.loader->load_state_dict(*rest.loader);
+    });
+    load_state(*reader, state.model, state.optimizer, options);
+  } catch (...) {
+    if (loads_position) state.loader->load_state_dict(before);
+    throw;
+  }
+  if (state.scheduler && rest.last_epoch) state.scheduler->step(*rest.last_epoch);
+  if (rest.generator) default_generator().set_state(*rest.generator);
+  state.step = rest.step;
+  state.user = rest.user;
+  const auto say_anew = [&](const char* what) {
+    if (rank == 0) options_.report(concat(path, " holds no ", what, ": it begins anew"));
+  };
+  if (state.scheduler && !rest.last_epoch) say_anew("schedule");
+  if (state.loader && !rest.loader) say_anew("position in the data");
 }
 
 std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
@@ -201,7 +243,7 @@ std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
 void load_weights_from(const std::string& path, ModelState& model) {
   if (!fs::is_directory(path)) return load_weights(path, model);
   std::unique_ptr<ShardReader> reader;
-  all_or_none(model.group(), [&] {
+  all_or_none<DamagedCheckpoint>(model.group(), [&] {
     const Checkpoint c = open_checkpoint(path, Verify::kSizes);
     if (!c.files.contains(kShardIndex) && model.is_rank0()) open_checkpoint(path);
     reader = std::make_unique<ShardReader>(c);

@@ -15,8 +15,8 @@
 //
 // All calls are collectives. What is saved: weights, buffers, moments and options of the optimizer,
 // the schedule's step, every rank's random state and position in the data, and the caller's own
-// JSON. It loads at any other number of ranks, strategy and wrapping; then random states start anew,
-// and the data go on after the samples that are done (see data/data_loader.h).
+// JSON. It loads at any other number of ranks, strategy and wrapping; then random states start
+// anew, and the data go on after the samples that are done (see data/data_loader.h).
 //
 // [Note: asynchronous saves] async_save copies this rank's part to memory of its own and returns; a
 // thread writes it, over a process group of its own, so that its collectives and those of training
@@ -61,9 +61,10 @@ struct CheckpointerOptions {
 
 class Checkpointer {
  public:
-  // Null: one rank. Every rank of the group makes it, for it makes a group of its own.
+  // Null: one rank. Every rank of the group makes it.
   Checkpointer(std::string folder, Group group, CheckpointerOptions options = {});
-  // Waits for a save in flight; its error, if nobody asked for it, goes to `report`.
+  // Waits for a save in flight; its error, if nobody asked for it, goes to `report`. Ends the group
+  // that asynchronous saves made.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -81,7 +82,9 @@ class Checkpointer {
   // Returns its folder; none: there is no checkpoint. Error if it does not fit (all names at once),
   // or if there are checkpoints and none is whole.
   std::optional<std::string> load_latest(TrainingState& state, const LoadOptions& options = {});
-  // That one. DamagedCheckpoint if it is not whole.
+  // That one. DamagedCheckpoint if it is not whole. An Error of one that does not fit leaves all as
+  // it was. A schedule or position in the data that the checkpoint lacks (see convert.h) begins
+  // anew, with a line in `report`.
   void load(const std::string& path, TrainingState& state, const LoadOptions& options = {});
 
  private:

@@ -18,14 +18,15 @@ struct ToFullOptions {
   int files = 1;
 };
 
-// The checkpoint may be of either format. Everything read is verified. A tensor at a time: memory is
-// that of its largest piece. Errors: a damaged checkpoint, no optimizer's state where it was asked
-// for.
+// The checkpoint may be of either format. Everything read is verified. A tensor at a time: memory
+// is that of its largest piece. Errors: a damaged checkpoint, no optimizer's state where it was
+// asked for.
 void to_full(const std::string& checkpoint, const std::string& model,
              const ToFullOptions& options = {});
 
-// A checkpoint of that step, which any number of ranks loads. `model` may be an index of several
-// files (….index.json); `optimizer` may be empty. Memory: all of it. Returns the checkpoint's folder.
+// A checkpoint of that step, which any number of ranks loads; schedule, position in the data and
+// random states begin anew then. `model` may be an index of several files (….index.json);
+// `optimizer` may be empty. Memory: all of it. Returns the checkpoint's folder.
 std::string to_sharded(const std::string& model, const std::string& optimizer,
                        const std::string& folder, int64_t step);
 

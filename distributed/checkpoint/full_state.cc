@@ -6,49 +6,19 @@
 #include <set>
 #include <unordered_map>
 
-#include "autograd/grad_mode.h"
 #include "core/safetensors.h"
+#include "distributed/agree.h"
+#include "distributed/checkpoint/read_into.h"
 
 namespace sherd::dist {
 namespace {
-
-// The root's text, on every rank.
-std::string broadcast_text(const Group& group, const std::string& text, int root = 0) {
-  if (size_of_group(group) == 1) return text;
-  Tensor n = tensor<int64_t>({int64_t(text.size())});
-  group->broadcast(n, root, {.label = "checkpoint"}).wait();
-  Tensor bytes = empty({n.data<int64_t>()[0]}, kUInt8);
-  if (group->rank() == root) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
-  group->broadcast(bytes, root, {.label = "checkpoint"}).wait();
-  return {reinterpret_cast<const char*>(bytes.data<uint8_t>()), size_t(bytes.numel())};
-}
-
-// Throws on all ranks if any rank has an error: the lowest rank's.
-void agree(const Group& group, const std::string& error) {
-  const int w = size_of_group(group);
-  if (w == 1) {
-    if (!error.empty()) throw Error(error);
-    return;
-  }
-  Tensor failed = tensor<int64_t>({error.empty() ? int64_t(w) : int64_t(group->rank())});
-  group->all_reduce(failed, ReduceOp::kMin, {.label = "checkpoint"}).wait();
-  const int first = int(failed.data<int64_t>()[0]);
-  if (first == w) return;
-  throw Error(broadcast_text(group, error, first));
-}
 
 // A writer that keeps quiet after its first error, so that the collectives around it go on to their
 // end.
 class QuietWriter {
  public:
-  template <class F>
-  void run(F f) {
-    if (!error_.empty()) return;
-    try {
-      f();
-    } catch (const std::exception& e) {
-      error_ = e.what();
-    }
+  void run(const std::function<void()>& f) {
+    if (error_.empty()) error_ = error_of(f);
   }
   const std::string& error() const { return error_; }
 
@@ -57,29 +27,16 @@ class QuietWriter {
 };
 
 // Elements [begin, end) of a stored tensor into `to`, converted.
-void read_into(const SafetensorsReader& file, const std::string& name, int64_t begin, int64_t end,
+void read_part(const SafetensorsReader& file, const std::string& name, int64_t begin, int64_t end,
                const Tensor& to) {
-  const SafetensorsReader::Info& info = file.info(name);
-  Tensor values = empty({end - begin}, info.dtype);
-  if (values.numel()) file.read_range(name, begin, end, values.bytes());
-  NoGrad off;
-  Tensor target = to;
-  target.copy_(values.reshape(to.sizes()));
+  read_into(to, file.info(name).dtype,
+            [&](void* memory) { file.read_range(name, begin, end, memory); });
 }
 
 std::vector<nn::ExpectedTensor> stored_shapes(const SafetensorsReader& file) {
   std::vector<nn::ExpectedTensor> found;
   for (auto& t : file.tensors()) found.push_back({t.name, t.shape});
   return found;
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -110,9 +67,8 @@ void ModelState::for_each_full(const Local& local, const Whole& f) {
       [&](const std::string& name, const Tensor&) { return local(*by_name.at(name)); }, f);
 }
 
-void throw_if_rank0_failed(const ModelState& model, const std::string& error) {
-  const std::string e = broadcast_text(model.group(), error);
-  if (!e.empty()) throw Error(e);
+DType ModelState::stored_dtype(const Tensor& buffer) const {
+  return fsdp_ ? fsdp_->runtime()->original_dtype(buffer) : buffer.dtype();
 }
 
 // ---- weights
@@ -124,7 +80,8 @@ FileSummary save_weights(const std::string& path, ModelState& model) {
     quiet.run([&] {
       std::vector<SafetensorsWriter::Entry> entries;
       for (auto& p : model.parts()) entries.push_back({p.name, p.parameter.dtype(), p.full_shape});
-      for (auto& [name, t] : model.buffers()) entries.push_back({name, t.dtype(), t.sizes()});
+      for (auto& [name, t] : model.buffers())
+        entries.push_back({name, model.stored_dtype(t), t.sizes()});
       writer = std::make_unique<SafetensorsWriter>(path, std::move(entries),
                                                    SafetensorsMetadata{{"format", "pt"}});
     });
@@ -134,27 +91,29 @@ FileSummary save_weights(const std::string& path, ModelState& model) {
                       });
   if (model.is_rank0())
     quiet.run([&] {
-      for (auto& [name, t] : model.buffers()) writer->append(contiguous_raw(t));
+      for (auto& [name, t] : model.buffers())
+        writer->append(contiguous_raw(to_raw(t, model.stored_dtype(t))));
     });
   if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
   writer.reset();
-  throw_if_rank0_failed(model, quiet.error());
+  throw_on_all(model.group(), quiet.error());
   return summary;
 }
 
 void load_weights(const std::string& path, ModelState& model) {
   std::unique_ptr<SafetensorsReader> file;
-  agree(model.group(), error_of([&] {
-          file = std::make_unique<SafetensorsReader>(path);
-          std::vector<nn::ExpectedTensor> expected;
-          for (auto& p : model.parts()) expected.push_back({p.name, p.full_shape});
-          for (auto& [name, t] : model.buffers()) expected.push_back({name, t.sizes()});
-          nn::check_state("load " + path, expected, stored_shapes(*file), true);
-        }));
-  agree(model.group(), error_of([&] {
-          for (auto& p : model.parts()) read_into(*file, p.name, p.begin, p.end, p.parameter);
-          for (auto& [name, t] : model.buffers()) read_into(*file, name, 0, t.numel(), t);
-        }));
+  all_or_none(model.group(), [&] {
+    model.require_idle("loading");
+    file = std::make_unique<SafetensorsReader>(path);
+    std::vector<nn::ExpectedTensor> expected;
+    for (auto& p : model.parts()) expected.push_back({p.name, p.full_shape});
+    for (auto& [name, t] : model.buffers()) expected.push_back({name, t.sizes()});
+    nn::check_state("load " + path, expected, stored_shapes(*file), true);
+  });
+  all_or_none(model.group(), [&] {
+    for (auto& p : model.parts()) read_part(*file, p.name, p.begin, p.end, p.parameter);
+    for (auto& [name, t] : model.buffers()) read_part(*file, name, 0, t.numel(), t);
+  });
 }
 
 // ---- optimizer
@@ -180,20 +139,17 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
   if (size_of_group(model.group()) > 1)
     for (auto& t : {steps, groups})
       model.group()->all_reduce(t, ReduceOp::kMax, {.label = "save optimizer"}).wait();
+  // Of one optimizer all parameters have the same kinds: some rank that stepped any names them.
   std::string text;
   for (auto& k : kinds) text += k + "\n";
-  // Of one optimizer all parameters have the same kinds: some rank that stepped any names them.
-  if (const int w = size_of_group(model.group()); w > 1) {
-    Tensor knows =
-        tensor<int64_t>({text.empty() ? int64_t(w - 1) : int64_t(model.group()->rank())});
-    model.group()->all_reduce(knows, ReduceOp::kMin, {.label = "save optimizer"}).wait();
-    text = broadcast_text(model.group(), text, int(knows.item<int64_t>()));
-  }
   std::vector<std::string> names;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = text.find('\n', at);
-    names.push_back(text.substr(at, end - at));
-    at = end + 1;
+  for (const std::string& all : all_gather_text(model.group(), text)) {
+    if (all.empty()) continue;
+    for (size_t at = 0, end; at < all.size(); at = end + 1) {
+      end = all.find('\n', at);
+      names.push_back(all.substr(at, end - at));
+    }
+    break;
   }
 
   std::unique_ptr<SafetensorsWriter> writer;
@@ -242,44 +198,43 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
         });
   if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
   writer.reset();
-  throw_if_rank0_failed(model, quiet.error());
+  throw_on_all(model.group(), quiet.error());
   return summary;
 }
 
 void load_optimizer(const std::string& path, ModelState& model, optim::Optimizer& optimizer) {
-  agree(model.group(), error_of([&] {
-          SafetensorsReader file(path);
-          std::unordered_map<std::string, const ModelState::Part*> by_name;
-          std::vector<nn::ExpectedTensor> expected, found;
-          for (auto& p : model.parts()) by_name[p.name] = &p;
-          nn::StateDict state;
-          for (auto& info : file.tensors()) {
-            const std::string& name = info.name;
-            if (!name.starts_with("state.")) {
-              state.set(name, file.read(name));
-              continue;
-            }
-            const size_t dot = name.rfind('.');
-            const std::string parameter = name.substr(6, dot - 6), kind = name.substr(dot + 1);
-            auto it = by_name.find(parameter);
-            if (it == by_name.end() || kind == "step" || kind == "group") {
-              // A rank without elements of the parameter has no state of it, and never will.
-              if (it != by_name.end() && kind == "step" && it->second->begin == it->second->end)
-                continue;
-              state.set(name, file.read(name));
-              continue;
-            }
-            const ModelState::Part& p = *it->second;
-            expected.push_back({name, p.full_shape});
-            found.push_back({name, info.shape});
-            if (!(info.shape == p.full_shape) || p.begin == p.end) continue;
-            Tensor part = empty(p.parameter.sizes(), info.dtype);
-            file.read_range(name, p.begin, p.end, part.bytes());
-            state.set(name, part);
-          }
-          nn::check_state("load " + path, expected, found, true);
-          optimizer.load_state_dict(state);
-        }));
+  all_or_none(model.group(), [&] {
+    SafetensorsReader file(path);
+    std::unordered_map<std::string, const ModelState::Part*> by_name;
+    std::vector<nn::ExpectedTensor> expected, found;
+    for (auto& p : model.parts()) by_name[p.name] = &p;
+    nn::StateDict state;
+    for (auto& info : file.tensors()) {
+      const std::string& name = info.name;
+      if (!name.starts_with("state.")) {
+        state.set(name, file.read(name));
+        continue;
+      }
+      const size_t dot = name.rfind('.');
+      const std::string parameter = name.substr(6, dot - 6), kind = name.substr(dot + 1);
+      auto it = by_name.find(parameter);
+      if (it == by_name.end() || kind == "step" || kind == "group") {
+        // A rank without elements of the parameter has no state of it, and never will.
+        if (it != by_name.end() && kind == "step" && it->second->begin == it->second->end) continue;
+        state.set(name, file.read(name));
+        continue;
+      }
+      const ModelState::Part& p = *it->second;
+      expected.push_back({name, p.full_shape});
+      found.push_back({name, info.shape});
+      if (!(info.shape == p.full_shape) || p.begin == p.end) continue;
+      Tensor part = empty(p.parameter.sizes(), info.dtype);
+      file.read_range(name, p.begin, p.end, part.bytes());
+      state.set(name, part);
+    }
+    nn::check_state("load " + path, expected, found, true);
+    optimizer.load_state_dict(state);
+  });
 }
 
 }  // namespace sherd::dist

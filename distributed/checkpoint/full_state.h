@@ -34,8 +34,10 @@ class ModelState {
   bool is_rank0() const { return !group_ || group_->rank() == 0; }
   // What this rank holds, in the order of for_each_full.
   const std::vector<Part>& parts() const { return parts_; }
-  // Persistent ones, which every rank holds whole.
+  // Persistent ones, which every rank holds whole, in the dtypes that they compute in.
   const nn::Module::NamedTensors& buffers() const { return buffers_; }
+  // What files have a buffer in: the dtype before mixed_precision.buffer_dtype.
+  DType stored_dtype(const Tensor& buffer) const;
   // Error inside a forward or a backward, where parts are in use.
   void require_idle(const char* what) const {
     if (fsdp_) fsdp_->runtime()->require_idle(what);
@@ -50,9 +52,6 @@ class ModelState {
   std::vector<Part> parts_;
   nn::Module::NamedTensors buffers_;
 };
-
-// Throws on every rank what rank 0 says; empty: nothing.
-void throw_if_rank0_failed(const ModelState& model, const std::string& error);
 
 // The files' sizes and checksums are returned on rank 0 (see core/atomic_file.h); elsewhere they
 // are empty.

@@ -1,10 +1,11 @@
 #include "distributed/checkpoint/model_state_dict.h"
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/safetensors.h"
-#include "distributed/checkpoint/agree.h"
+#include "distributed/agree.h"
 
 namespace sherd::dist {
 
@@ -14,7 +15,8 @@ nn::StateDict get_model_state_dict(const ModelState& model) {
   m.for_each_full([](const ModelState::Part& p) { return p.parameter.detach(); },
                   [&](const std::string& name, const Tensor& t) { state.set(name, t.clone()); });
   if (model.is_rank0())
-    for (auto& [name, t] : model.buffers()) state.set(name, t.clone());
+    for (auto& [name, t] : model.buffers())
+      state.set(name, to_raw(t, model.stored_dtype(t)).clone());
   return state;
 }
 
@@ -23,6 +25,7 @@ nn::LoadResult set_model_state_dict(const ModelState& model, const nn::StateDict
   using nlohmann::json;
   const Group& group = model.group();
   json found;
+  std::map<std::string, Tensor> whole_of;  // on rank 0
   all_or_none(group, [&] {
     model.require_idle("loading");
     if (!model.is_rank0()) return;
@@ -32,7 +35,10 @@ nn::LoadResult set_model_state_dict(const ModelState& model, const nn::StateDict
     for (auto& [name, t] : state) given.push_back({name, t.sizes()});
     const nn::LoadResult r = nn::check_state("set_model_state_dict", expected, given, strict);
     json dtypes;
-    for (auto& [name, t] : state) dtypes[name] = safetensors_name(t.dtype());
+    for (auto& [name, t] : state) {
+      dtypes[name] = safetensors_name(t.dtype());
+      whole_of[name] = contiguous_raw(t.detach());
+    }
     found = {{"missing", r.missing}, {"unexpected", r.unexpected}, {"dtypes", dtypes}};
   });
   found = json::parse(all_gather_text(group, found.dump())[0]);
@@ -43,8 +49,7 @@ nn::LoadResult set_model_state_dict(const ModelState& model, const nn::StateDict
                         const Tensor& to) {
     if (missing.contains(name)) return;
     const DType dtype = *safetensors_dtype(found.at("dtypes").at(name));
-    const Tensor whole =
-        model.is_rank0() ? contiguous_raw(state.at(name).detach()) : empty(shape, dtype);
+    const Tensor whole = model.is_rank0() ? whole_of.at(name) : empty(shape, dtype);
     if (size_of_group(group) > 1 && whole.numel())
       group->broadcast(whole, 0, {.label = "set_model_state_dict"}).wait();
     if (end > begin)

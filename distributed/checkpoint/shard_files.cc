@@ -11,6 +11,7 @@
 #include <set>
 
 #include "core/safetensors.h"
+#include "distributed/agree.h"
 
 namespace sherd::dist {
 namespace {

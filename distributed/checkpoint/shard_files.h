@@ -22,13 +22,18 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "core/tensor.h"
-#include "distributed/checkpoint/agree.h"
 #include "distributed/checkpoint/checkpoint_folder.h"
 #include "distributed/checkpoint/shard_index.h"
 #include "distributed/process_group.h"
 
 namespace sherd::dist {
+
+// The checkpoint's files are not what was written.
+struct DamagedCheckpoint : Error {
+  using Error::Error;
+};
 
 struct ShardPiece {
   std::string name;
@@ -50,8 +55,8 @@ struct LocalState {
 // A collective; a null group is one rank. Returns the checkpoint's folder, whose state is
 // {"ranks": [own of each], "common": …}. One Error on all ranks, with nothing published, if any
 // rank fails (it lists which, and why), if ranks disagree about a tensor's dtype, shape or, of one
-// element, value, or if some elements are nobody's. `options` matter on rank 0 but for on_stage, which each
-// rank calls with "write" before its file.
+// element, value, or if some elements are nobody's. `options` matter on rank 0 but for on_stage,
+// which each rank calls with "write" before its file.
 std::string save_shards(const Group& group, const std::string& folder, int64_t step,
                         const LocalState& mine, const CheckpointOptions& options = {});
 

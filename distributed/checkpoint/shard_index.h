@@ -48,8 +48,8 @@ struct ShardIndex {
 
   // Error if there is none of that name.
   const TensorInfo& tensor(const std::string& name) const;
-  // What to read for elements [begin, end): each element once, in rising order, neighbours in a file
-  // joined.
+  // What to read for elements [begin, end): each element once, in rising order, neighbours in a
+  // file joined.
   std::vector<Read> reads(const std::string& name, int64_t begin, int64_t end) const;
   // Pieces in order, and whole. Error that names the tensor and the elements that nobody has, or
   // that would lie outside of their file.

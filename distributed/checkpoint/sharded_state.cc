@@ -4,8 +4,8 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "autograd/grad_mode.h"
-#include "distributed/checkpoint/agree.h"
+#include "distributed/agree.h"
+#include "distributed/checkpoint/read_into.h"
 
 namespace sherd::dist {
 namespace {
@@ -37,21 +37,11 @@ PartsByName parts_by_name(const ModelState& model) {
   return result;
 }
 
-// Elements [begin, end) of a stored tensor into a tensor of as many.
-void read_into(ShardReader& reader, const std::string& name, int64_t begin, int64_t end,
+// Elements [begin, end) of a stored tensor into `to`, converted.
+void read_part(ShardReader& reader, const std::string& name, int64_t begin, int64_t end,
                const Tensor& to) {
-  const DType dtype = reader.index().tensor(name).dtype;
-  const bool direct = to.dtype() == dtype && to.is_contiguous() && to.device().is_cpu();
-  if (end > begin) {
-    const Tensor values = direct ? to : empty({end - begin}, dtype);
-    reader.read(name, begin, end, values.bytes());
-    if (!direct) {
-      NoGrad off;
-      copy_raw(to, values.as_strided_raw(to.sizes(), contiguous_strides(to.sizes()), 0));
-    }
-  }
-  // On every rank, also where there is nothing of it: FSDP decides by versions what to gather.
-  to.bump_version();
+  read_into(to, reader.index().tensor(name).dtype,
+            [&](void* memory) { reader.read(name, begin, end, memory); });
 }
 
 bool is_narrower(DType to, DType from) {
@@ -94,7 +84,8 @@ LocalState local_state(const ModelState& model, const optim::Optimizer* optimize
   }
   // Rank 0's count.
   if (model.is_rank0())
-    for (auto& [name, t] : model.buffers()) s.pieces.push_back(whole(model_name(name), t, false));
+    for (auto& [name, t] : model.buffers())
+      s.pieces.push_back(whole(model_name(name), to_raw(t, model.stored_dtype(t)), false));
   if (!optimizer) return s;
   const PartsByName parts = parts_by_name(model);
   for (auto& [name, t] : optimizer->state_dict()) {
@@ -138,6 +129,7 @@ nn::LoadResult load_state(ShardReader& reader, const ModelState& model, optim::O
     std::string name;
     int64_t begin, end;
     Tensor to;
+    DType dtype = to.dtype();  // that of the model, whatever it computes in
   };
   std::vector<Target> weights, moments;
   std::vector<std::string> scalars;  // of the optimizer
@@ -155,7 +147,7 @@ nn::LoadResult load_state(ShardReader& reader, const ModelState& model, optim::O
     for (auto& [name, t] : model.buffers())
       if (wanted(name)) {
         expected.push_back({name, t.sizes()});
-        weights.push_back({model_name(name), 0, t.numel(), t});
+        weights.push_back({model_name(name), 0, t.numel(), t, model.stored_dtype(t)});
       }
     for (auto& [name, t] : index.tensors)
       if (name.starts_with(kModel) && wanted(name.substr(kModel.size())))
@@ -166,9 +158,9 @@ nn::LoadResult load_state(ShardReader& reader, const ModelState& model, optim::O
     std::erase_if(weights, [&](const Target& t) { return !index.tensors.contains(t.name); });
     for (const Target& t : weights)
       if (const DType from = index.tensor(t.name).dtype;
-          !options.allow_narrowing && is_narrower(t.to.dtype(), from))
+          !options.allow_narrowing && is_narrower(t.dtype, from))
         problems.add(concat("[load ", reader.path(), "] ", t.name.substr(kModel.size()),
-                            ": dtype mismatch: ", from, " in the file, ", t.to.dtype(),
+                            ": dtype mismatch: ", from, " in the file, ", t.dtype,
                             " in the model, which is narrower"));
     if (optimizer) {
       const PartsByName parts = parts_by_name(model);
@@ -218,23 +210,23 @@ nn::LoadResult load_state(ShardReader& reader, const ModelState& model, optim::O
       add(optimizer_name(name), 0, index.tensor(optimizer_name(name)).shape.numel());
   });
 
-  all_or_none(group, [&] { reader.verify(reads); });
+  all_or_none<DamagedCheckpoint>(group, [&] { reader.verify(reads); });
   nn::StateDict state;
-  all_or_none(group, [&] {
+  all_or_none<DamagedCheckpoint>(group, [&] {
     for (auto& name : scalars) {
       const auto& info = index.tensor(optimizer_name(name));
       const Tensor t = empty(info.shape, info.dtype);
-      read_into(reader, optimizer_name(name), 0, info.shape.numel(), t);
+      read_part(reader, optimizer_name(name), 0, info.shape.numel(), t);
       state.set(name, t);
     }
     for (auto& t : moments) {
-      read_into(reader, optimizer_name(t.name), t.begin, t.end, t.to);
+      read_part(reader, optimizer_name(t.name), t.begin, t.end, t.to);
       state.set(t.name, t.to);
     }
   });
   if (optimizer) all_or_none(group, [&] { optimizer->load_state_dict(state); });
-  all_or_none(group, [&] {
-    for (auto& t : weights) read_into(reader, t.name, t.begin, t.end, t.to);
+  all_or_none<DamagedCheckpoint>(group, [&] {
+    for (auto& t : weights) read_part(reader, t.name, t.begin, t.end, t.to);
   });
   return result;
 }

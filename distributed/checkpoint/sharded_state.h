@@ -37,8 +37,9 @@ struct LoadOptions {
 };
 
 // A collective. One Error, the same on all ranks, lists all names of model and optimizer that are
-// missing, unexpected or misshapen, before anything is read; DamagedCheckpoint, if what would be read
-// is not what was written. Nothing is changed then. The optimizer may be null: then it is not read.
+// missing, unexpected or misshapen, before anything is read; DamagedCheckpoint, if what would be
+// read is not what was written. Nothing is changed then. The optimizer may be null: then it is not
+// read.
 nn::LoadResult load_state(ShardReader& reader, const ModelState& model, optim::Optimizer* optimizer,
                           const LoadOptions& options = {});
 

@@ -4,6 +4,7 @@
 
 #include "autograd/grad_mode.h"
 #include "core/generator.h"
+#include "distributed/nodes.h"
 #include "tests/distributed/scenario.h"
 
 namespace sherd::scenario {
@@ -310,6 +311,62 @@ TEST(FsdpHybrid, H_008_NodesByDefault) {
     EXPECT_EQ(fsdp.units()[0]->options().replicate, nullptr);
     fsdp(random_ids({2, 8}, 8, rank, 0)).sum().backward();
   });
+}
+
+// Ranks that say how many there are on their node.
+void run_on_nodes(const std::vector<int>& local_world_sizes, const std::function<void(int)>& f) {
+  const auto store = std::make_shared<dist::MemoryStore>();
+  run_ranks(int(local_world_sizes.size()),
+            [&](int rank) {
+              dist::init_process_group({.rank = rank,
+                                        .world_size = int(local_world_sizes.size()),
+                                        .timeout = std::chrono::seconds(20),
+                                        .store = store,
+                                        .local_rank = 0,
+                                        .local_world_size = local_world_sizes[size_t(rank)]});
+              f(rank);
+            },
+            {.init = false});
+}
+
+TEST(FsdpHybrid, H_008_NodesAreAgreedOn) {
+  const FsdpOptions o{.auto_wrap_policy = module_wrap_policy<GptBlock>(),
+                      .sharding_strategy = ShardingStrategy::kHybridShard};
+  run_on_nodes({2, 2, 2, 2}, [&](int rank) {
+    Gpt m;
+    FullyShardedDataParallel fsdp(m, o);
+    const dist::UnitOptions& u = fsdp.units()[0]->options();
+    EXPECT_EQ(u.shard->ranks(), rank < 2 ? (std::vector{0, 1}) : (std::vector{2, 3}));
+    EXPECT_EQ(u.replicate->ranks(), (std::vector{rank % 2, rank % 2 + 2}));
+    fsdp(random_ids({2, 8}, 8, rank, 0)).sum().backward();
+  });
+  // One rank was told otherwise: an error on all, not groups that do not fit together.
+  run_on_nodes({2, 2, 1, 2}, [&](int) {
+    Gpt m;
+    expect_error([&] { FsdpModule(m, o); },
+                 {"rank 0 is one of 2", "rank 2 one of 1", "LOCAL_WORLD_SIZE", "shard_group"});
+  });
+  run_on_nodes({3, 3, 3, 3}, [&](int) {
+    Gpt m;
+    expect_error([&] { FsdpModule(m, o); }, {"4 ranks", "whole nodes of 3", "shard_group"});
+  });
+}
+
+TEST(FsdpHybrid, H_008_NodesByHostNames) {
+  using dist::split_into_nodes;
+  using Nodes = std::vector<std::vector<int>>;
+  // LOCAL_WORLD_SIZE is missing, so that each rank takes the whole job for its node.
+  EXPECT_EQ(split_into_nodes({"a", "a", "b", "b"}, {4, 4, 4, 4}), (Nodes{{0, 1}, {2, 3}}));
+  // Ranks dealt out to hosts one by one.
+  EXPECT_EQ(split_into_nodes({"a", "b", "a", "b"}, {2, 2, 2, 2}), (Nodes{{0, 2}, {1, 3}}));
+  // Hosts of one name, or one that poses as two.
+  EXPECT_EQ(split_into_nodes({"a", "a", "a", "a"}, {2, 2, 2, 2}), (Nodes{{0, 1}, {2, 3}}));
+  EXPECT_EQ(split_into_nodes({"a", "b"}, {1, 1}), (Nodes{{0}, {1}}));
+  expect_error(
+      [] {
+        split_into_nodes({"a", "a", "b"}, {3, 3, 3});
+      },
+      {"rank 0", "a, with 1 other", "rank 2", "b, with 0"});
 }
 
 TEST(FsdpHybrid, T_01_NormCountsEachParameterOnce) {

@@ -1,11 +1,18 @@
 #include "distributed/checkpoint/checkpoint_folder.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/fs.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <barrier>
+#include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -181,6 +188,66 @@ TEST_F(CheckpointFolder, KilledAtEveryStage) {
         EXPECT_EQ(latest_value(), 4);
       }
   }
+}
+
+// From now on this process finds file systems that cannot exchange two names.
+bool refuse_exchange() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[4])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, RENAME_EXCHANGE, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {.len = std::size(program), .filter = program};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+TEST_F(CheckpointFolder, KilledWhereNamesCannotBeExchanged) {
+  constexpr int kNotPermitted = 77;
+  const auto overwrite = [&](const std::string& stop, bool kill) {
+    return in_child([&] {
+      if (!refuse_exchange()) _exit(kNotPermitted);
+      save(2, 9, {.overwrite = true, .on_stage = [&](const std::string& stage) {
+                    if (stage == stop && kill) _exit(42);
+                    if (stage == stop) throw std::runtime_error("stopped");
+                  }});
+    });
+  };
+  save(1, 1);
+  for (const std::string stop : {"set aside", "put in its place", "published", ""})
+    for (bool kill : {true, false}) {
+      save(2, 2, {.overwrite = true});
+      const int code = overwrite(stop, kill);
+      if (code == kNotPermitted) GTEST_SKIP() << "seccomp is not permitted here";
+      ASSERT_EQ(code, stop.empty() ? 0 : kill ? 42 : 99);
+      const double expected = stop == "set aside" ? 2 : 9;
+      if (kill) {
+        EXPECT_EQ(latest_value(), expected) << stop;
+      } else {
+        EXPECT_EQ(value_of(open_checkpoint(step_path(2))), expected) << stop;
+      }
+      EXPECT_EQ(checkpoint_steps(run()), (std::vector<int64_t>{1, 2}));
+      save(3, 3);
+      EXPECT_EQ(hidden(), 0) << "the next writer cleans up after " << stop;
+      EXPECT_EQ(value_of(open_checkpoint(step_path(2))), expected) << stop;
+      fs::remove_all(step_path(3));
+    }
+  // A writer that finds it first.
+  save(2, 2, {.overwrite = true});
+  ASSERT_EQ(overwrite("set aside", true), 42);
+  EXPECT_HAS(error_of([&] { save(2, 5); }), "is there already");
+  EXPECT_EQ(latest_value(), 2);
+}
+
+TEST_F(CheckpointFolder, FoldersAreMadeWithThoseAbove) {
+  const std::string deep = folder_ / "a/b/c/run";
+  CheckpointWriter writer(deep + "/", 1);
+  write(writer, 1);
+  writer.commit({{"value", 1}});
+  EXPECT_EQ(checkpoint_steps(deep), (std::vector<int64_t>{1}));
 }
 
 TEST_F(CheckpointFolder, KilledWhileAFileIsWritten) {

@@ -311,6 +311,132 @@ TEST_F(Checkpoints, C_003_C_017_AsynchronousErrorsComeBack) {
   });
 }
 
+// Ranks outside the group know nothing of its saves, and what they make with the others later is
+// theirs all the same.
+TEST_F(Checkpoints, C_003_AsynchronousSavesOfSomeRanks) {
+  run_ranks(3, [&](int rank) {
+    const Group pair = new_group({0, 2});
+    if (pair->rank() >= 0) {
+      nn::Linear model(3, 4);
+      for (const char* name : {"a", "b"}) {
+        Checkpointer c(folder(name), pair);
+        for (int64_t step : {1, 2}) c.async_save({.model = ModelState(model, pair), .step = step});
+      }
+    }
+    const Group all = new_group({0, 1, 2});
+    Tensor sum = full({1}, 1.0);
+    all_reduce(sum, ReduceOp::kSum, {.group = all});
+    EXPECT_EQ(sum.item<float>(), 3) << rank;
+  });
+  for (const char* name : {"a", "b"})
+    EXPECT_EQ(checkpoint_steps(folder(name)), (std::vector<int64_t>{1, 2}));
+}
+
+// Buffers that compute in another dtype are stored in the model's own.
+TEST_F(Checkpoints, C_018_BuffersKeepTheirDtype) {
+  class Scaled : public nn::Module {
+   public:
+    Scaled() : linear(add<nn::Linear>("linear", 3, 3)), scale(buffer("scale", full({2}, 1.5))) {}
+    Tensor forward(const Tensor& x) { return linear(x); }
+    nn::Child<nn::Linear> linear;
+    nn::Buffer scale;
+  };
+  fs::create_directories(folder_);
+  const FsdpOptions half{.mixed_precision = {.param_dtype = kBFloat16, .buffer_dtype = kBFloat16}};
+  run_ranks(2, [&](int rank) {
+    Scaled m;
+    FullyShardedDataParallel fsdp(m, half);
+    ModelState state(fsdp);
+    fsdp(scenario::random_input({2, 3}, rank, 0));
+    ASSERT_EQ(m.scale->dtype(), kBFloat16);
+    save_weights(folder("weights"), state);
+    for (auto format : {CheckpointFormat::kSharded, CheckpointFormat::kFull})
+      Checkpointer(folder(), default_group(), {.format = format})
+          .save({.model = state, .step = int64_t(format)});
+    const nn::StateDict all = get_model_state_dict(state);
+    if (rank == 0) {
+      EXPECT_EQ(all.at("scale").dtype(), kFloat32);
+    }
+  });
+  EXPECT_EQ(load_safetensors(folder("weights")).at("scale").dtype(), kFloat32);
+  for (int64_t step : {0, 1}) {
+    ShardReader reader(open_checkpoint(folder() + "/" + checkpoint_name(step)));
+    EXPECT_EQ(reader.index().tensor("model.scale").dtype, kFloat32);
+    run_ranks(2, [&](int rank) {
+      Scaled m;
+      FullyShardedDataParallel fsdp(m, half);
+      fsdp(scenario::random_input({2, 3}, rank, 0));
+      Tensor(m.scale.get()).zero_();
+      ModelState state(fsdp);
+      ShardReader again(open_checkpoint(reader.path()));
+      load_state(again, state, nullptr, {.allow_narrowing = false});
+      EXPECT_EQ(to_raw(m.scale, kFloat32).data<float>()[0], 1.5f);
+      Tensor(m.scale.get()).zero_();
+      load_weights(folder("weights"), state);
+      EXPECT_EQ(to_raw(m.scale, kFloat32).data<float>()[0], 1.5f);
+    });
+  }
+}
+
+// A checkpoint of weights alone: a schedule and a position in the data begin anew, and that is said.
+// A position that does not fit is an error before anything is changed.
+TEST_F(Checkpoints, C_019_PartsThatAreMissingOrDoNotFit) {
+  fs::create_directories(folder_);
+  const data::TensorDataset samples({{"x", zeros({12, 2})}}), more({{"x", zeros({13, 2})}});
+  const auto begin = [](data::DataLoader& loader) {
+    auto it = loader.begin();
+    for (int i = 0; i < 2; ++i) ++it;
+  };
+  {
+    Rank r({1, "", {}}, 1);
+    r.train(0);
+    TrainingState s = r.state();
+    r.everything(folder("a"));
+    s.step = 1;
+    Checkpointer(folder("weights"), nullptr).save({.model = s.model, .step = 1});
+    data::DataLoader loader(samples, {.batch_size = 2});
+    begin(loader);
+    s.loader = &loader;
+    Checkpointer(folder(), nullptr).save(s);
+  }
+  Rank r({1, "", {}}, 2);
+  const std::string before = r.everything(folder("b"));
+  std::vector<std::string> lines;
+  CheckpointerOptions options;
+  options.report = [&](const std::string& line) { lines.push_back(line); };
+
+  data::DataLoader other(more, {.batch_size = 2});
+  TrainingState s = r.state();
+  s.loader = &other;
+  const data::LoaderState position = other.state_dict();
+  Checkpointer c(folder(), nullptr, options);
+  expect_parts(error_text([&] { c.load_latest(s); }), {"12 samples", "13"});
+  EXPECT_TRUE(r.everything(folder("b")) == before);
+  EXPECT_EQ(s.step, 0);
+  // The loader fits, the model does not.
+  data::DataLoader loader(samples, {.batch_size = 2});
+  begin(loader);
+  const data::LoaderState at = loader.state_dict();
+  nn::Linear small(2, 2);
+  TrainingState t{.model = ModelState(small, nullptr), .loader = &loader};
+  expect_parts(error_text([&] { c.load_latest(t); }), {"weight", "missing"});
+  EXPECT_EQ(loader.state_dict(), at);
+  EXPECT_EQ(other.state_dict(), position);
+  EXPECT_TRUE(lines.empty());
+
+  s.loader = &loader;
+  s.optimizer = nullptr;
+  Checkpointer weights(folder("weights"), nullptr, options);
+  ASSERT_TRUE(weights.load_latest(s));
+  ASSERT_EQ(lines.size(), 2u);
+  expect_parts(lines[0], {"step-000001", "schedule", "anew"});
+  expect_parts(lines[1], {"step-000001", "position in the data", "anew"});
+  EXPECT_EQ(s.step, 1);
+  EXPECT_EQ(r.scheduler->last_epoch(), 0);
+  r.everything(folder("b"));
+  EXPECT_TRUE(read_file(folder("b-model")) == read_file(folder("a-model")));
+}
+
 TEST_F(Checkpoints, C_004_OnlyWhatIsWantedIsRead) {
   run_ranks(2, [&](int) {
     Rank r({2, "", blocks()}, 1);

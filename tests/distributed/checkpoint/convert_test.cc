@@ -15,6 +15,7 @@
 #include "distributed/fsdp.h"
 #include "nn/nn.h"
 #include "optim/adamw.h"
+#include "optim/lr_scheduler.h"
 #include "tests/distributed/spawn.h"
 
 namespace sherd::dist {
@@ -88,8 +89,8 @@ TEST_F(Convert, C_019_GoesOnFromPyTorchAndBack) {
     run_ranks(world, [&](int rank) {
       Trainer t(5, FsdpOptions{.auto_wrap_policy = module_wrap_policy<nn::Linear>()});
       TrainingState s = t.state();
-      ShardReader reader(open_checkpoint(made));
-      load_state(reader, s.model, s.optimizer);
+      Checkpointer(path("run"), default_group()).load(made, s);
+      EXPECT_EQ(s.step, 3);
       s.step = 4;
       Checkpointer(path(concat("run", world)), default_group()).save(s);
       for (int step = 3; step < 6; ++step)
@@ -101,6 +102,28 @@ TEST_F(Convert, C_019_GoesOnFromPyTorchAndBack) {
     for (const char* file : {"model.safetensors", "optimizer.safetensors"})
       EXPECT_TRUE(read_file(path(file)) == read_file(kGolden + file)) << file << " " << world;
   }
+}
+
+// A schedule begins anew, and that is said.
+TEST_F(Convert, C_019_ScheduleBeginsAnew) {
+  const std::string made =
+      to_sharded(kGolden + "model.safetensors", kGolden + "optimizer.safetensors", path("run"), 3);
+  run_ranks(2, [&](int rank) {
+    Trainer t(5, FsdpOptions{});
+    TrainingState s = t.state();
+    optim::StepLR schedule(*t.optimizer, optim::StepOptions{.step_size = 100});
+    s.scheduler = &schedule;
+    std::vector<std::string> lines;
+    CheckpointerOptions options;
+    options.report = [&](const std::string& line) { lines.push_back(line); };
+    ASSERT_TRUE(Checkpointer(path("run"), default_group(), options).load_latest(s));
+    ASSERT_EQ(lines.size(), rank == 0 ? 1u : 0u);
+    if (rank == 0) {
+      EXPECT_NE(lines[0].find("schedule"), std::string::npos) << lines[0];
+    }
+    EXPECT_EQ(schedule.last_epoch(), 0);
+    EXPECT_EQ(s.step, 3);
+  });
 }
 
 TEST_F(Convert, C_019_C_020_SeveralFilesWithAnIndex) {

@@ -1,0 +1,51 @@
+#include "distributed/agree.h"
+
+#include <algorithm>
+
+namespace sherd::dist {
+
+std::vector<std::string> all_gather_text(const Group& group, const std::string& mine) {
+  const int w = size_of_group(group);
+  if (w == 1) return {mine};
+  const CollectiveOptions label{.label = "text"};
+  std::vector<Tensor> sizes, texts;
+  for (int r = 0; r < w; ++r) sizes.push_back(empty({1}, kInt64));
+  group->all_gather(sizes, tensor<int64_t>({int64_t(mine.size())}), label).wait();
+  for (auto& s : sizes) texts.push_back(empty({s.item<int64_t>()}, kUInt8));
+  Tensor text = empty({int64_t(mine.size())}, kUInt8);
+  std::copy(mine.begin(), mine.end(), text.data<uint8_t>());
+  group->all_gather(texts, text, label).wait();
+  std::vector<std::string> all;
+  for (auto& t : texts) all.emplace_back(t.numel() ? t.bytes() : "", size_t(t.numel()));
+  return all;
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    return *e.what() ? e.what() : "an error without a text";
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+  return "";
+}
+
+RankError join_errors(const Group& group, const RankError& mine) {
+  if (size_of_group(group) == 1) return mine;
+  const Tensor worst = tensor<int32_t>({mine.text.empty() ? 0 : mine.special ? 2 : 1});
+  group->all_reduce(worst, ReduceOp::kMax, {.label = "did any rank fail?"}).wait();
+  RankError all{.special = worst.item<int32_t>() == 2};
+  if (worst.item<int32_t>() == 0) return all;
+  const std::vector<std::string> texts = all_gather_text(group, mine.text);
+  if (std::ranges::all_of(texts, [&](auto& t) { return t == texts[0]; })) {
+    all.text = texts[0];
+    return all;
+  }
+  for (size_t r = 0; r < texts.size(); ++r)
+    if (!texts[r].empty())
+      all.text += concat(all.text.empty() ? "" : "\n", "rank ", r, ": ", texts[r]);
+  return all;
+}
+
+}  // namespace sherd::dist
