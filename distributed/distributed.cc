@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <tuple>
 
 #include "core/context.h"
 #include "distributed/gloo/gloo_mesh.h"
@@ -26,6 +27,7 @@ struct Job {
   Milliseconds timeout{};
   int local_rank = 0, local_world_size = 1, groups_made = 0;
   std::map<std::string, int> local_groups_made;  // by their list of ranks
+  std::map<std::string, int> splits_made, barriers_made;  // by group; the latter: monitored ones
 };
 
 Job& job() { return Context::current().state<Job>(); }
@@ -50,7 +52,7 @@ std::string chosen_backend(const InitOptions& options) {
 // All ranks find the same, members or not.
 std::string backend_for(const Job& job, const std::vector<int>& ranks) {
   if (job.backend != "auto") return job.backend;
-  return ranks.size() == 1 || job.node->share_memory(ranks) ? "shm" : "gloo";
+  return ranks.size() <= 1 || job.node->share_memory(ranks) ? "shm" : "gloo";
 }
 
 Group make_group(const Job& job, std::string name, int rank, std::vector<int> ranks,
@@ -147,6 +149,63 @@ Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout,
   return g;
 }
 
+Group split_group(const Group& parent, const std::vector<std::vector<int>>& split_ranks,
+                  std::optional<Milliseconds> timeout) {
+  Job& j = need_job("split_group");
+  const Group& whole = parent ? parent : j.world;
+  if (whole->rank() < 0) fail("[split_group] this rank is not in group '", whole->name(), "'");
+  std::vector<int> times(whole->size());
+  std::string lists;
+  for (auto& ranks : split_ranks) {
+    lists += " {";
+    if (ranks.empty()) fail("[split_group] got a list of no ranks, should be one at least");
+    for (int r : ranks) {
+      if (r < 0 || r >= whole->size())
+        fail("[split_group] rank ", r, " is none of group '", whole->name(),
+             "', which has ranks 0 to ", whole->size() - 1);
+      if (++times[r] > 1) fail("[split_group] rank ", r, " was given twice");
+      lists += concat(lists.back() == '{' ? "" : ", ", r);
+    }
+    lists += "}";
+  }
+  // Ranks that give other lists are told so, and wait for nobody.
+  whole->barrier({.label = "split_group" + lists}).wait();
+  std::string name = concat(whole->name(), "_split", ++j.splits_made[whole->name()], "_");
+  int rank = -1;
+  std::vector<int> members;  // of the job
+  for (size_t i = 0; i < split_ranks.size(); ++i) {
+    const auto& ranks = split_ranks[i];
+    const auto place = std::find(ranks.begin(), ranks.end(), whole->rank());
+    if (place == ranks.end()) continue;
+    name += std::to_string(i);
+    rank = int(place - ranks.begin());
+    for (int r : ranks) members.push_back(whole->ranks()[r]);
+  }
+  const Group g =
+      make_group(j, std::move(name), rank, std::move(members), timeout.value_or(whole->timeout()));
+  j.groups.push_back(g);
+  return g;
+}
+
+Group split_group(const Group& parent, int color, int key, std::optional<Milliseconds> timeout) {
+  const Group whole = parent ? parent : need_job("split_group").world;
+  if (whole->rank() < 0) fail("[split_group] this rank is not in group '", whole->name(), "'");
+  const Tensor all = empty({2 * whole->size()}, kInt64);
+  all_gather_into_tensor(all, tensor<int64_t>({color, key}),
+                         {.group = whole, .label = "split_group"});
+  const int64_t* choice = all.data<int64_t>();
+  std::map<int64_t, std::vector<std::pair<int64_t, int>>> by_color;  // (key, rank)
+  for (int r = 0; r < whole->size(); ++r)
+    if (choice[2 * r] >= 0) by_color[choice[2 * r]].emplace_back(choice[2 * r + 1], r);
+  std::vector<std::vector<int>> split_ranks;
+  for (auto& [c, members] : by_color) {
+    std::sort(members.begin(), members.end());
+    split_ranks.emplace_back();
+    for (auto& [k, r] : members) split_ranks.back().push_back(r);
+  }
+  return split_group(whole, split_ranks, timeout);
+}
+
 namespace {
 
 // The group that a call is for, its options, and whether it waits.
@@ -159,6 +218,16 @@ class Call {
     options_.label = o.label;
   }
   ProcessGroup* operator->() const { return group_.get(); }
+  // Runs what may refuse an argument before the group sees it.
+  template <class F>
+  auto check(const F& arguments) const {
+    try {
+      return arguments();
+    } catch (const Error& e) {
+      group_->refused(e.what());
+      throw;
+    }
+  }
   const CollectiveOptions& options() const { return options_; }
   Work finish(const Work& work) const {
     if (!async_) work.wait();
@@ -222,6 +291,17 @@ Work reduce(const Tensor& tensor, int root, ReduceOp op, const CallOptions& opti
   Call call("reduce", options);
   return call.finish(call->reduce(tensor, root, op, call.options()));
 }
+Work all_reduce_coalesced(const std::vector<Tensor>& tensors, ReduceOp op,
+                          const CallOptions& options) {
+  Call call("all_reduce_coalesced", options);
+  call.check([&] {
+    for (size_t i = 1; i < tensors.size(); ++i)
+      if (tensors[0].defined() && tensors[i].defined() && tensors[i].dtype() != tensors[0].dtype())
+        fail("[all_reduce_coalesced] tensors[", i, "] is ", tensors[i].dtype(), ", should be ",
+             tensors[0].dtype(), " as the others");
+  });
+  return call.finish(call->all_reduce_coalesced(tensors, op, call.options()));
+}
 Work all_gather(const std::vector<Tensor>& outputs, const Tensor& input,
                 const CallOptions& options) {
   Call call("all_gather", options);
@@ -229,12 +309,24 @@ Work all_gather(const std::vector<Tensor>& outputs, const Tensor& input,
 }
 Work all_gather_into_tensor(const Tensor& output, const Tensor& input, const CallOptions& options) {
   Call call("all_gather_into_tensor", options);
-  if (output.numel() != call->size() * input.numel())
-    fail("[all_gather_into_tensor] output has shape ", output.sizes(), " and input ", input.sizes(),
-         ": should be ", call->size(), " times its elements");
-  const auto views = runs("all_gather_into_tensor", "output", output,
-                          std::vector<int64_t>(call->size(), input.numel()));
+  const auto views = call.check([&] {
+    if (output.numel() != call->size() * input.numel())
+      fail("[all_gather_into_tensor] output has shape ", output.sizes(), " and input ",
+           input.sizes(), ": should be ", call->size(), " times its elements");
+    return runs("all_gather_into_tensor", "output", output,
+                std::vector<int64_t>(call->size(), input.numel()));
+  });
   return call.finish(call->all_gather(views, input, call.options()));
+}
+Work all_gather_into_tensor_coalesced(const std::vector<Tensor>& outputs,
+                                      const std::vector<Tensor>& inputs,
+                                      const CallOptions& options) {
+  Call call("all_gather_into_tensor_coalesced", options);
+  std::vector<Tensor> pieces;
+  for (const Tensor& x : inputs) pieces.push_back(x.defined() ? contiguous_raw(x) : x);
+  const Work work = call->all_gather_pieces(outputs, pieces, call.options());
+  for (const Tensor& x : outputs) x.bump_version();
+  return call.finish(work);
 }
 Work gather(const std::vector<Tensor>& outputs, const Tensor& input, int root,
             const CallOptions& options) {
@@ -254,12 +346,22 @@ Work reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs, Red
 Work reduce_scatter_tensor(const Tensor& output, const Tensor& input, ReduceOp op,
                            const CallOptions& options) {
   Call call("reduce_scatter_tensor", options);
-  if (input.numel() != call->size() * output.numel())
-    fail("[reduce_scatter_tensor] input has shape ", input.sizes(), " and output ", output.sizes(),
-         ": should be ", call->size(), " times its elements");
-  const auto views = runs("reduce_scatter_tensor", "input", input,
-                          std::vector<int64_t>(call->size(), output.numel()));
+  const auto views = call.check([&] {
+    if (input.numel() != call->size() * output.numel())
+      fail("[reduce_scatter_tensor] input has shape ", input.sizes(), " and output ",
+           output.sizes(), ": should be ", call->size(), " times its elements");
+    return runs("reduce_scatter_tensor", "input", input,
+                std::vector<int64_t>(call->size(), output.numel()));
+  });
   return call.finish(call->reduce_scatter(output, views, op, call.options()));
+}
+Work reduce_scatter_tensor_coalesced(const std::vector<Tensor>& outputs,
+                                     const std::vector<Tensor>& inputs, ReduceOp op,
+                                     const CallOptions& options) {
+  Call call("reduce_scatter_tensor_coalesced", options);
+  const Work work = call->reduce_scatter_pieces(outputs, inputs, op, call.options());
+  for (const Tensor& x : outputs) x.bump_version();
+  return call.finish(work);
 }
 Work all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                 const CallOptions& options) {
@@ -271,16 +373,59 @@ Work all_to_all_single(const Tensor& output, const Tensor& input,
                        const std::vector<int64_t>& input_splits, const CallOptions& options) {
   Call call("all_to_all_single", options);
   const int size = call->size();
-  const auto to =
-      runs("all_to_all_single", "output", output, row_runs("output", output, output_splits, size));
-  const auto from =
-      runs("all_to_all_single", "input", input, row_runs("input", input, input_splits, size));
+  const auto [to, from] = call.check([&] {
+    return std::pair(
+        runs("all_to_all_single", "output", output,
+             row_runs("output", output, output_splits, size)),
+        runs("all_to_all_single", "input", input, row_runs("input", input, input_splits, size)));
+  });
   return call.finish(call->all_to_all(to, from, call.options()));
 }
 Work barrier(const CallOptions& options) {
   Call call("barrier", options);
   return call.finish(call->barrier(call.options()));
 }
+
+// Each rank says in the store that it is there; the group's rank 0 waits for all, and says how it
+// went.
+void monitored_barrier(const CallOptions& options) {
+  Call call("monitored_barrier", options);
+  Job& j = need_job("monitored_barrier");
+  const int n = j.barriers_made[call->name()]++;
+  PrefixStore store(concat("monitored/", call->name(), "/", n), j.store);
+  const Milliseconds timeout = options.timeout.value_or(call->timeout());
+  std::vector<std::string> keys;
+  for (int r = 0; r < call->size(); ++r) keys.push_back(std::to_string(r));
+  store.set(keys[call->rank()], "");
+  std::string verdict = "all came";
+  if (call->rank() == 0) {
+    try {
+      store.wait(keys, timeout);
+      PrefixStore last(concat("monitored/", call->name(), "/", n - 1), j.store);
+      for (auto& key : keys) last.delete_key(key);
+      last.delete_key("verdict");
+    } catch (const StoreTimeout&) {
+      std::string absent;
+      int count = 0;
+      for (int r = 0; r < call->size(); ++r)
+        if (!store.check({keys[r]})) absent += concat(count++ ? ", " : "", call->ranks()[r]);
+      verdict = concat("group '", call->name(), "': ", count == 1 ? "rank " : "ranks ", absent,
+                       " did not come to monitored_barrier within ", timeout.count(), " ms");
+    }
+    store.set("verdict", verdict);
+  } else {
+    try {
+      store.wait({"verdict"}, timeout + std::chrono::seconds(5));
+      verdict = store.get("verdict");
+    } catch (const StoreTimeout&) {
+      verdict = concat("group '", call->name(), "': rank ", call->ranks()[0],
+                       ", which speaks for all, did not come to monitored_barrier within ",
+                       timeout.count(), " ms");
+    }
+  }
+  if (verdict != "all came") fail("[monitored_barrier] ", verdict);
+}
+
 void send(const Tensor& tensor, int destination, int tag, const CallOptions& options) {
   isend(tensor, destination, tag, options).wait();
 }
@@ -296,6 +441,28 @@ Work isend(const Tensor& tensor, int destination, int tag, const CallOptions& op
 Work irecv(const Tensor& tensor, int source, int tag, const CallOptions& options) {
   Call call("recv", options);
   return call->recv(tensor, source, tag, call.options());
+}
+
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& ops) {
+  if (ops.empty()) fail("[batch_isend_irecv] got no operations, should be one at least");
+  const Group& world = need_job("batch_isend_irecv").world;
+  const auto group_of = [&](const P2POp& o) { return o.group ? o.group : world; };
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const P2POp& o = ops[i];
+    const Group g = group_of(o);
+    if (o.op != &isend && o.op != &irecv)
+      fail("[batch_isend_irecv] operation ", i, " is neither isend nor irecv");
+    if (g != group_of(ops[0]))
+      fail("[batch_isend_irecv] operation ", i, " is of group '", g->name(),
+           "', should be of group '", group_of(ops[0])->name(), "' as the others");
+    if (!o.tensor.defined()) fail("[batch_isend_irecv] operation ", i, " has an undefined tensor");
+    if (o.peer >= g->size() || o.peer < (o.op == &irecv ? -1 : 0) || o.peer == g->rank())
+      fail("[batch_isend_irecv] operation ", i, ": rank ", o.peer, " is no other rank of group '",
+           g->name(), "', which has ranks 0 to ", g->size() - 1);
+  }
+  std::vector<Work> works;
+  for (const P2POp& o : ops) works.push_back(o.op(o.tensor, o.peer, o.tag, {.group = group_of(o)}));
+  return works;
 }
 
 }  // namespace sherd::dist

@@ -40,12 +40,36 @@ std::string FailureRecord::names(const std::vector<int>& group_ranks) const {
   return s;
 }
 
-std::string FailureRecord::of_text(const std::string& text) {
+std::string FailureRecord::of_text(const std::string& text, bool of_deadline) {
+  is_of_deadline_ |= of_deadline;
   try {
-    return taken(store_->compare_set("failure", "", kOther + text));
+    const std::string record =
+        taken(store_->compare_set("failure", "", (of_deadline ? kOfDeadline : kOther) + text));
+    if (of_deadline && ranks_[rank_] == 0) await_readers(true);
+    return record;
   } catch (const std::exception&) {
     return text;
   }
+}
+
+void FailureRecord::note_refusal(uint64_t sequence, const std::string& text) {
+  try {
+    store_->set(concat("refused/", rank_), concat(sequence, " ", text));
+  } catch (const std::exception&) {  // the caller has the error itself
+  }
+}
+
+std::string FailureRecord::refusal_of(int rank, uint64_t sequence) {
+  const std::string key = concat("refused/", rank);
+  if (!store_->check({key})) return "";
+  std::istringstream in(store_->get(key));
+  uint64_t refused = 0;
+  std::string text;
+  in >> refused;
+  in.get();
+  std::getline(in, text, '\0');
+  if (refused < sequence) return "";
+  return concat("; before, it was refused call #", refused, ": ", text);
 }
 
 std::string FailureRecord::await_record(Milliseconds patience) {
@@ -89,11 +113,11 @@ std::string FailureRecord::taken(const std::string& record) {
 }
 
 // This process may end with its error, and the store with it.
-void FailureRecord::await_readers() {
+void FailureRecord::await_readers(bool all) {
   try {
     std::vector<std::string> keys;
     for (size_t r = 0; r < ranks_.size(); ++r)
-      if (store_->check({concat("where/", r)})) keys.push_back(concat("read/", r));
+      if (all || store_->check({concat("where/", r)})) keys.push_back(concat("read/", r));
     store_->wait(keys, kReaders);
   } catch (const std::exception&) {  // who does not read by now may never
   }
@@ -122,7 +146,7 @@ std::string FailureRecord::report(const Where& here, Milliseconds waited) {
                      w.inside          ? " is in "
                      : w.sequence == 0 ? " has entered no collective yet"
                                        : " has entered nothing since ",
-                     w.doing);
+                     w.doing, w.inside ? "" : refusal_of(r, here.sequence));
   }
   std::string s = concat("group '", group_, "': rank ", ranks_[rank_], " waited ", waited.count(),
                          " ms in ", here.doing, ". Arrived: ", names(arrived));
@@ -137,10 +161,10 @@ std::string FailureRecord::report(const Where& here, Milliseconds waited) {
 
 std::string FailureRecord::of_lost(const Where& here, const std::vector<int>& lost) {
   const std::string who = lost.empty() ? "a rank" : names(lost);
-  const std::string text = concat("group '", group_, "': ", who,
-                                  " left (ended, was killed, or closed the connection) while rank ",
-                                  ranks_[rank_], here.inside ? " was in " : " was idle after ",
-                                  here.sequence == 0 ? "the start" : here.doing);
+  std::string text = concat("group '", group_, "': ", who,
+                            " left (ended, was killed, or closed the connection) while rank ",
+                            ranks_[rank_], here.inside ? " was in " : " was idle after ",
+                            here.sequence == 0 ? "the start" : here.doing);
   try {
     store_->set(concat("where/", rank_), to_text(here));
     for (auto left = kNotice; left.count() > 0; left -= Milliseconds(20)) {
@@ -154,6 +178,7 @@ std::string FailureRecord::of_lost(const Where& here, const std::vector<int>& lo
       }
       std::this_thread::sleep_for(Milliseconds(20));
     }
+    for (const int rank : lost) text += refusal_of(rank, here.sequence);
   } catch (const std::exception& e) {
     return concat(text, " (", e.what(), ")");
   }

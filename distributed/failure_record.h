@@ -28,17 +28,23 @@ class FailureRecord {
   FailureRecord(std::shared_ptr<Store> store, int rank, std::vector<int> ranks, std::string group);
 
   // Each returns the group's text, and blocks for a few seconds at most.
-  std::string of_text(const std::string& text);  // for mismatches and local errors
+  // Of anything else. of_deadline: of a wait that has no place in the sequence.
+  std::string of_text(const std::string& text, bool of_deadline = false);
   std::string of_deadline(const Where& here, Milliseconds waited);
   // Was it that a deadline passed, here or on a rank whose record this is?
   bool is_of_deadline() const { return is_of_deadline_; }
   // `lost`: group ranks whose connection broke.
   std::string of_lost(const Where& here, const std::vector<int>& lost);
+  // This rank did not make call `sequence`, since an argument was refused with `text`. Records that
+  // find it missing there say so. Never throws.
+  void note_refusal(uint64_t sequence, const std::string& text);
 
  private:
+  // In call `sequence` or later; empty: none.
+  std::string refusal_of(int rank, uint64_t sequence);
   std::string taken(const std::string& record);     // its text; notes what it is of
   std::string await_record(Milliseconds patience);  // empty: there is none
-  void await_readers();
+  void await_readers(bool all = false);  // all ranks, or those that have answered
   std::string report(const Where& here, Milliseconds waited);
   std::string names(const std::vector<int>& group_ranks) const;
 

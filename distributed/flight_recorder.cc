@@ -22,30 +22,65 @@ FlightRecorder::Entry* FlightRecorder::find(uint64_t sequence) {
 
 void FlightRecorder::issued(const CollectiveTag& tag) {
   std::lock_guard lock(mutex_);
-  entries_.push_back({.tag = tag, .issued = Clock::now()});
-  while (entries_.size() > kKept && entries_.front().state >= State::kDone) entries_.pop_front();
+  entries_.push_back({tag});
+  while (entries_.size() > kKept && entries_.front().times.state >= State::kDone)
+    entries_.pop_front();
 }
 
 void FlightRecorder::began(uint64_t sequence) {
   std::lock_guard lock(mutex_);
-  if (Entry* e = find(sequence)) e->state = State::kRunning, e->began = Clock::now();
+  if (Entry* e = find(sequence)) e->times.begin();
 }
 
 void FlightRecorder::ended(uint64_t sequence, bool well) {
   std::lock_guard lock(mutex_);
-  if (Entry* e = find(sequence))
-    e->state = well ? State::kDone : State::kFailed, e->ended = Clock::now();
+  if (Entry* e = find(sequence)) e->times.end(well);
 }
 
-std::string FlightRecorder::text(const std::string& reason) const {
-  const auto now = Clock::now();
-  char line[160];
+uint64_t FlightRecorder::transfer_issued(std::string what) {
+  std::lock_guard lock(mutex_);
+  const uint64_t number = transfers_++;
+  open_transfers_[number] = {number, std::move(what)};
+  return number;
+}
+
+void FlightRecorder::transfer_began(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = open_transfers_.find(number); it != open_transfers_.end())
+    it->second.times.begin();
+}
+
+void FlightRecorder::transfer_ended(uint64_t number, bool well) {
+  std::lock_guard lock(mutex_);
+  auto node = open_transfers_.extract(number);
+  if (!node) return;
+  node.mapped().times.end(well);
+  ended_transfers_.push_back(std::move(node.mapped()));
+  if (ended_transfers_.size() > kKept) ended_transfers_.pop_front();
+}
+
+std::string FlightRecorder::line(uint64_t number, const Times& t, Clock::time_point now,
+                                 const std::string& what) {
   const auto seconds = [](Clock::time_point from, Clock::time_point to) {
     char s[32] = "-";
     if (from != Clock::time_point{} && to != Clock::time_point{})
       std::snprintf(s, sizeof s, "%.3f s", std::chrono::duration<double>(to - from).count());
     return std::string(s);
   };
+  const char* state = t.state == State::kQueued    ? "queued"
+                      : t.state == State::kRunning ? "running"
+                      : t.state == State::kDone    ? "done"
+                                                   : "failed";
+  char text[160];
+  std::snprintf(text, sizeof text, "%7llu  %-8s %14s %15s %15s  ",
+                static_cast<unsigned long long>(number), state, seconds(now, t.issued).c_str(),
+                seconds(t.issued, t.began).c_str(), seconds(t.began, t.ended).c_str());
+  return text + what + "\n";
+}
+
+std::string FlightRecorder::text(const std::string& reason) const {
+  const auto now = Clock::now();
+  char line[160];
   std::string members;
   for (const int r : ranks_) members += concat(members.empty() ? "" : ", ", r);
   const std::time_t date = std::time(nullptr);
@@ -59,17 +94,14 @@ std::string FlightRecorder::text(const std::string& reason) const {
   s += line;
   std::lock_guard lock(mutex_);
   if (entries_.empty()) s += "        no collective was issued\n";
-  for (const Entry& e : entries_) {
-    const char* state = e.state == State::kQueued    ? "queued"
-                        : e.state == State::kRunning ? "running"
-                        : e.state == State::kDone    ? "done"
-                                                     : "failed";
-    std::snprintf(line, sizeof line, "%7llu  %-8s %14s %15s %15s  ",
-                  static_cast<unsigned long long>(e.tag.sequence), state,
-                  seconds(now, e.issued).c_str(), seconds(e.issued, e.began).c_str(),
-                  seconds(e.began, e.ended).c_str());
-    s += concat(line, e.tag.describe(), "\n");
-  }
+  for (const Entry& e : entries_)
+    s += FlightRecorder::line(e.tag.sequence, e.times, now, e.tag.describe());
+  if (transfers_ == 0) return s;
+  s += "sends and receives, by number, in order of issue:\n";
+  std::map<uint64_t, const Transfer*> all;
+  for (const Transfer& t : ended_transfers_) all[t.number] = &t;
+  for (const auto& [number, t] : open_transfers_) all[number] = &t;
+  for (const auto& [number, t] : all) s += FlightRecorder::line(number, t->times, now, t->what);
   return s;
 }
 

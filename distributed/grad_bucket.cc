@@ -201,7 +201,7 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
     if (is_hybrid) {
       CollectiveOptions replicate;
       replicate.label = label;
-      replicate.on_start = [work] { work.wait(); };
+      replicate.on_start = [work] { work.event().wait(); };
       replicate.on_end = finish_scattered;
       const Work sum = replicas->all_reduce_coalesced(pieces, ReduceOp::kSum, replicate);
       for (auto* b : scattered) b->works_.push_back(sum);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "distributed/mesh_process_group.h"
+#include "distributed/tree_sum.h"
 
 namespace sherd::dist {
 namespace {
@@ -59,11 +60,6 @@ void check_list(const char* op, const char* what, const std::vector<Tensor>& lis
       fail("[", op, "] ", what, "[", i, "] is ", list[i].dtype(), ", should be ", dtype,
            " as the others");
   }
-}
-
-void check_op(const char* op, ReduceOp reduce, DType dtype) {
-  if (reduce == ReduceOp::kAvg && !is_float(dtype))
-    fail("[", op, "] AVG of ", dtype, " is not defined: use SUM, or a floating dtype");
 }
 
 void check_pieces(const char* op, const std::vector<Tensor>& full,
@@ -127,8 +123,10 @@ void MeshProcessGroup::check_root(const char* op, int root) const {
 
 Work MeshProcessGroup::broadcast(const Tensor& x, int root, Options options) {
   check_member("broadcast");
-  check_tensor("broadcast", "tensor", x);
-  check_root("broadcast", root);
+  check([&] {
+    check_tensor("broadcast", "tensor", x);
+    check_root("broadcast", root);
+  });
   if (rank_ != root) x.bump_version();
   const auto tag = make_tag(CollectiveKind::kBroadcast, {&x, 1}, true, options.label);
   return issue(paying(rooted(tag, root), x.nbytes()), star(root), options,
@@ -141,8 +139,10 @@ Work MeshProcessGroup::broadcast(const Tensor& x, int root, Options options) {
 
 Work MeshProcessGroup::all_reduce(const Tensor& x, ReduceOp op, Options options) {
   check_member("all_reduce");
-  check_tensor("all_reduce", "tensor", x);
-  check_op("all_reduce", op, x.dtype());
+  check([&] {
+    check_tensor("all_reduce", "tensor", x);
+    check_reduce_op("all_reduce", op, x.dtype());
+  });
   x.bump_version();
   const auto tag = make_tag(CollectiveKind::kAllReduce, {&x, 1}, true, options.label);
   return issue(paying(reducing(tag, op), x.nbytes()), everyone(), options,
@@ -156,32 +156,39 @@ Work MeshProcessGroup::all_reduce(const Tensor& x, ReduceOp op, Options options)
 Work MeshProcessGroup::all_reduce_coalesced(const std::vector<Tensor>& tensors, ReduceOp op,
                                             Options options) {
   check_member("all_reduce_coalesced");
-  if (tensors.empty()) fail("[all_reduce_coalesced] got no tensors, should be one at least");
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    check_tensor("all_reduce_coalesced", concat("tensors[", i, "]").c_str(), tensors[i]);
-    check_op("all_reduce_coalesced", op, tensors[i].dtype());
-    if (!tensors[i].is_contiguous())
-      fail("[all_reduce_coalesced] tensors[", i, "] should be contiguous");
-  }
+  check([&] {
+    if (tensors.empty()) fail("[all_reduce_coalesced] got no tensors, should be one at least");
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      check_tensor("all_reduce_coalesced", concat("tensors[", i, "]").c_str(), tensors[i]);
+      check_reduce_op("all_reduce_coalesced", op, tensors[i].dtype());
+    }
+  });
   for (const auto& x : tensors) x.bump_version();
   const auto tag = make_tag(CollectiveKind::kAllReduce, tensors, true, options.label);
   return issue(paying(reducing(tag, op), bytes_of(tensors)), everyone(), options,
                [=, this](Exchange& exchange) {
+                 std::vector<Output> outputs;
                  PartsOfRanks out(size()), in(size());
-                 for (const auto& x : tensors)
-                   for (int r = 0; r < size(); ++r) out[r].push_back(part_of(x).cut(r, size()));
+                 for (const auto& x : tensors) {
+                   outputs.emplace_back(x, exchange, true);
+                   const Part whole = outputs.back().part();
+                   for (int r = 0; r < size(); ++r) out[r].push_back(whole.cut(r, size()));
+                 }
                  const Parts mine = out[rank_];
                  exchange.reduce(out, mine, mine, op);
                  for (int r = 0; r < size(); ++r) in[r] = std::exchange(out[r], mine);
                  exchange.transfer(out, in);
+                 for (const Output& o : outputs) o.finish();
                });
 }
 
 Work MeshProcessGroup::reduce(const Tensor& x, int root, ReduceOp op, Options options) {
   check_member("reduce");
-  check_tensor("reduce", "tensor", x);
-  check_root("reduce", root);
-  check_op("reduce", op, x.dtype());
+  check([&] {
+    check_tensor("reduce", "tensor", x);
+    check_root("reduce", root);
+    check_reduce_op("reduce", op, x.dtype());
+  });
   if (rank_ == root) x.bump_version();
   const auto tag = make_tag(CollectiveKind::kReduce, {&x, 1}, true, options.label);
   return issue(paying(rooted(reducing(tag, op), root), x.nbytes()), star(root), options,
@@ -201,11 +208,13 @@ Work MeshProcessGroup::reduce(const Tensor& x, int root, ReduceOp op, Options op
 Work MeshProcessGroup::all_gather(const std::vector<Tensor>& outputs, const Tensor& input,
                                   Options options) {
   check_member("all_gather");
-  check_tensor("all_gather", "input", input);
-  check_list("all_gather", "outputs", outputs, size(), input.dtype());
-  if (outputs[rank_].numel() != input.numel())
-    fail("[all_gather] input has shape ", input.sizes(), ", and outputs[", rank_,
-         "], its place, has ", outputs[rank_].sizes());
+  check([&] {
+    check_tensor("all_gather", "input", input);
+    check_list("all_gather", "outputs", outputs, size(), input.dtype());
+    if (outputs[rank_].numel() != input.numel())
+      fail("[all_gather] input has shape ", input.sizes(), ", and outputs[", rank_,
+           "], its place, has ", outputs[rank_].sizes());
+  });
   for (const auto& o : outputs) o.bump_version();
   const auto tag = make_tag(CollectiveKind::kAllGather, {&input, 1}, false, options.label);
   return issue(paying(tag, bytes_of(outputs)), everyone(), options, [=, this](Exchange& exchange) {
@@ -225,17 +234,20 @@ Work MeshProcessGroup::all_gather(const std::vector<Tensor>& outputs, const Tens
 Work MeshProcessGroup::gather(const std::vector<Tensor>& outputs, const Tensor& input, int root,
                               Options options) {
   check_member("gather");
-  check_tensor("gather", "input", input);
-  check_root("gather", root);
-  if (rank_ != root && !outputs.empty())
-    fail("[gather] outputs were given on rank ", rank_, ", should be on the root ", root, " alone");
-  if (rank_ == root) {
-    check_list("gather", "outputs", outputs, size(), input.dtype());
-    if (outputs[root].numel() != input.numel())
-      fail("[gather] input has shape ", input.sizes(), ", and outputs[", root, "], its place, has ",
-           outputs[root].sizes());
-    for (const auto& o : outputs) o.bump_version();
-  }
+  check([&] {
+    check_tensor("gather", "input", input);
+    check_root("gather", root);
+    if (rank_ != root && !outputs.empty())
+      fail("[gather] outputs were given on rank ", rank_, ", should be on the root ", root,
+           " alone");
+    if (rank_ == root) {
+      check_list("gather", "outputs", outputs, size(), input.dtype());
+      if (outputs[root].numel() != input.numel())
+        fail("[gather] input has shape ", input.sizes(), ", and outputs[", root,
+             "], its place, has ", outputs[root].sizes());
+    }
+  });
+  for (const auto& o : outputs) o.bump_version();
   const auto tag = make_tag(CollectiveKind::kGather, {&input, 1}, false, options.label);
   return issue(paying(rooted(tag, root), input.nbytes()), star(root), options,
                [=, this](Exchange& exchange) {
@@ -259,16 +271,19 @@ Work MeshProcessGroup::gather(const std::vector<Tensor>& outputs, const Tensor& 
 Work MeshProcessGroup::scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root,
                                Options options) {
   check_member("scatter");
-  check_tensor("scatter", "output", output);
-  check_root("scatter", root);
-  if (rank_ != root && !inputs.empty())
-    fail("[scatter] inputs were given on rank ", rank_, ", should be on the root ", root, " alone");
-  if (rank_ == root) {
-    check_list("scatter", "inputs", inputs, size(), output.dtype());
-    if (inputs[root].numel() != output.numel())
-      fail("[scatter] output has shape ", output.sizes(), ", and inputs[", root,
-           "], meant for it, has ", inputs[root].sizes());
-  }
+  check([&] {
+    check_tensor("scatter", "output", output);
+    check_root("scatter", root);
+    if (rank_ != root && !inputs.empty())
+      fail("[scatter] inputs were given on rank ", rank_, ", should be on the root ", root,
+           " alone");
+    if (rank_ == root) {
+      check_list("scatter", "inputs", inputs, size(), output.dtype());
+      if (inputs[root].numel() != output.numel())
+        fail("[scatter] output has shape ", output.sizes(), ", and inputs[", root,
+             "], meant for it, has ", inputs[root].sizes());
+    }
+  });
   output.bump_version();
   const auto tag = make_tag(CollectiveKind::kScatter, {&output, 1}, false, options.label);
   return issue(paying(rooted(tag, root), output.nbytes()), star(root), options,
@@ -289,12 +304,14 @@ Work MeshProcessGroup::scatter(const Tensor& output, const std::vector<Tensor>& 
 Work MeshProcessGroup::reduce_scatter(const Tensor& output, const std::vector<Tensor>& inputs,
                                       ReduceOp op, Options options) {
   check_member("reduce_scatter");
-  check_tensor("reduce_scatter", "output", output);
-  check_list("reduce_scatter", "inputs", inputs, size(), output.dtype());
-  check_op("reduce_scatter", op, output.dtype());
-  if (inputs[rank_].numel() != output.numel())
-    fail("[reduce_scatter] output has shape ", output.sizes(), ", and inputs[", rank_,
-         "], meant for it, has ", inputs[rank_].sizes());
+  check([&] {
+    check_tensor("reduce_scatter", "output", output);
+    check_list("reduce_scatter", "inputs", inputs, size(), output.dtype());
+    check_reduce_op("reduce_scatter", op, output.dtype());
+    if (inputs[rank_].numel() != output.numel())
+      fail("[reduce_scatter] output has shape ", output.sizes(), ", and inputs[", rank_,
+           "], meant for it, has ", inputs[rank_].sizes());
+  });
   output.bump_version();
   const auto tag = make_tag(CollectiveKind::kReduceScatter, {&output, 1}, false, options.label);
   return issue(paying(reducing(tag, op), bytes_of(inputs)), everyone(), options,
@@ -310,13 +327,15 @@ Work MeshProcessGroup::reduce_scatter(const Tensor& output, const std::vector<Te
 Work MeshProcessGroup::all_to_all(const std::vector<Tensor>& outputs,
                                   const std::vector<Tensor>& inputs, Options options) {
   check_member("all_to_all");
-  if (inputs.empty()) fail("[all_to_all] got no inputs, should be ", size(), ": one a rank");
-  check_tensor("all_to_all", "inputs[0]", inputs[0]);
-  check_list("all_to_all", "inputs", inputs, size(), inputs[0].dtype());
-  check_list("all_to_all", "outputs", outputs, size(), inputs[0].dtype());
-  if (inputs[rank_].numel() != outputs[rank_].numel())
-    fail("[all_to_all] inputs[", rank_, "] has shape ", inputs[rank_].sizes(), ", and outputs[",
-         rank_, "], its place, has ", outputs[rank_].sizes());
+  check([&] {
+    if (inputs.empty()) fail("[all_to_all] got no inputs, should be ", size(), ": one a rank");
+    check_tensor("all_to_all", "inputs[0]", inputs[0]);
+    check_list("all_to_all", "inputs", inputs, size(), inputs[0].dtype());
+    check_list("all_to_all", "outputs", outputs, size(), inputs[0].dtype());
+    if (inputs[rank_].numel() != outputs[rank_].numel())
+      fail("[all_to_all] inputs[", rank_, "] has shape ", inputs[rank_].sizes(), ", and outputs[",
+           rank_, "], its place, has ", outputs[rank_].sizes());
+  });
   for (const auto& o : outputs) o.bump_version();
   const auto tag = make_tag(CollectiveKind::kAllToAll, inputs, false, options.label);
   return issue(paying(tag, bytes_of(inputs)), everyone(), options, [=, this](Exchange& exchange) {
@@ -342,7 +361,7 @@ Work MeshProcessGroup::barrier(Options options) {
 Work MeshProcessGroup::all_gather_pieces(const std::vector<Tensor>& full,
                                          const std::vector<Tensor>& pieces, Options options) {
   check_member("all_gather_pieces");
-  check_pieces("all_gather_pieces", full, pieces, size());
+  check([&] { check_pieces("all_gather_pieces", full, pieces, size()); });
   const auto tag = make_tag(CollectiveKind::kAllGather, pieces, true, options.label);
   return issue(paying(tag, bytes_of(full)), everyone(), options, [=, this](Exchange& exchange) {
     PartsOfRanks out(size()), in(size());
@@ -362,8 +381,10 @@ Work MeshProcessGroup::reduce_scatter_pieces(const std::vector<Tensor>& pieces,
                                              const std::vector<Tensor>& full, ReduceOp op,
                                              Options options) {
   check_member("reduce_scatter_pieces");
-  check_pieces("reduce_scatter_pieces", full, pieces, size());
-  for (const auto& x : full) check_op("reduce_scatter_pieces", op, x.dtype());
+  check([&] {
+    check_pieces("reduce_scatter_pieces", full, pieces, size());
+    for (const auto& x : full) check_reduce_op("reduce_scatter_pieces", op, x.dtype());
+  });
   const auto tag = make_tag(CollectiveKind::kReduceScatter, pieces, true, options.label);
   return issue(paying(reducing(tag, op), bytes_of(full)), everyone(), options,
                [=, this](Exchange& exchange) {

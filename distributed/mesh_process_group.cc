@@ -18,20 +18,20 @@ constexpr auto kLook = std::chrono::milliseconds(200);
 
 MeshProcessGroup::MeshProcessGroup(Init init)
     : backend_(std::move(init.backend)),
-      timeout_(init.timeout),
       mesh_(std::move(init.mesh)),
       record_(init.store, init.rank, init.ranks, init.name),
       flight_(init.name, init.rank, init.ranks),
       checks_all_(mesh_ && debug_option(DebugOption::kCollectives, *init.store)),
       exchange_(std::move(init.exchange)),
       context_(Context::current()) {
+  timeout_ = init.timeout;
   rank_ = init.rank;
   ranks_ = std::move(init.ranks);
   name_ = std::move(init.name);
   if (!exchange_) exchange_ = std::make_unique<MeshExchange>(mesh_.get(), rank_, size());
   if (!mesh_) return;
   point_to_point_ = std::make_unique<PointToPoint>(
-      *mesh_, rank_, ranks_, [this](const std::string& doing, std::exception_ptr cause) {
+      *mesh_, rank_, ranks_, flight_, [this](const std::string& doing, std::exception_ptr cause) {
         return fail_group([&] {
           try {
             std::rethrow_exception(cause);
@@ -39,7 +39,8 @@ MeshProcessGroup::MeshProcessGroup(Init init)
             return record_.of_lost({last_sequence(), true, doing}, mesh_->lost_peers());
           } catch (const std::exception& e) {
             return record_.of_text(
-                concat("group '", name_, "': rank ", ranks_[rank_], " in ", doing, ": ", e.what()));
+                concat("group '", name_, "': rank ", ranks_[rank_], " in ", doing, ": ", e.what()),
+                dynamic_cast<const DeadlinePassed*>(&e));
           }
         });
       });
@@ -60,7 +61,9 @@ MeshProcessGroup::~MeshProcessGroup() {
 
 CollectiveCounts MeshProcessGroup::counts() const {
   std::lock_guard lock(mutex_);
-  return counts_;
+  CollectiveCounts counts = counts_;
+  counts.waited_ns = *waited_ns_;
+  return counts;
 }
 
 uint64_t MeshProcessGroup::sequence_number() const {
@@ -85,7 +88,7 @@ void MeshProcessGroup::check_alive(const char* op) const {
 Work MeshProcessGroup::issue(const CollectiveTag& tag, std::vector<int> partners, Options options,
                              Body body) {
   Operation operation{tag, std::move(partners), options, std::move(body), Event::pending()};
-  const Work work(operation.done);
+  const Work work(operation.done, nullptr, waited_ns_);
   {
     std::lock_guard lock(mutex_);
     check_alive(name_of(tag.kind));
@@ -106,6 +109,30 @@ Work MeshProcessGroup::issue(const CollectiveTag& tag, std::vector<int> partners
   else
     run(operation);
   return work;
+}
+
+void MeshProcessGroup::check(const std::function<void()>& arguments) {
+  try {
+    arguments();
+  } catch (const Error& e) {
+    refused(e.what());
+    throw;
+  }
+}
+
+void MeshProcessGroup::refused(const std::string& text) {
+  uint64_t call;
+  {
+    std::lock_guard lock(mutex_);
+    if (!mesh_ || failed_ || leaving_) return;
+    call = sequence_ + 1;
+  }
+  record_.note_refusal(call, text);
+  if (!checks_all_) return;
+  fail_group([&] {
+    return record_.of_text(concat("group '", name_, "': rank ", ranks_[rank_],
+                                  " was refused call #", call, ": ", text));
+  });
 }
 
 bool MeshProcessGroup::next(Operation& operation) {

@@ -1,6 +1,7 @@
 // MeshProcessGroup: a ProcessGroup over any Mesh: the queue, tags, deadlines and errors that all
 // backends of host memory share. An Exchange moves the data.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -36,6 +37,7 @@ class MeshProcessGroup : public ProcessGroup {
   std::string backend() const override { return backend_; }
   CollectiveCounts counts() const override;
   uint64_t sequence_number() const override;
+  void refused(const std::string& text) override;
 
   Work broadcast(const Tensor& tensor, int root, Options) override;
   Work all_reduce(const Tensor& tensor, ReduceOp op, Options) override;
@@ -77,6 +79,8 @@ class MeshProcessGroup : public ProcessGroup {
   std::string explain(const CollectiveTag& tag, Milliseconds timeout, std::exception_ptr cause);
   std::string explain_lost(const FailureRecord::Where& here);
   PointToPoint& point_to_point(const char* op, const Tensor& tensor, int peer);
+  // Runs what may refuse an argument.
+  void check(const std::function<void()>& arguments);
   TimePoint deadline(Options options) const;
   uint64_t last_sequence() const;
   std::vector<int> everyone() const;
@@ -86,7 +90,6 @@ class MeshProcessGroup : public ProcessGroup {
   void check_alive(const char* op) const;  // mutex_ held
 
   std::string backend_;
-  Milliseconds timeout_;
   std::unique_ptr<Mesh> mesh_;
   FailureRecord record_;
   FlightRecorder flight_;
@@ -99,6 +102,7 @@ class MeshProcessGroup : public ProcessGroup {
   std::deque<Operation> queue_;
   uint64_t sequence_ = 0;
   CollectiveCounts counts_;
+  const std::shared_ptr<std::atomic<int64_t>> waited_ns_ = std::make_shared<std::atomic<int64_t>>();
   bool leaving_ = false;  // no more calls are taken
   bool drained_ = false;  // and no transfer is under way: once the queue is empty, the group ends
   bool closed_ = false;   // destroyed

@@ -15,10 +15,12 @@ constexpr uint64_t kLetterChannel = 3, kBytesChannel = uint64_t(1) << 32;
 
 }  // namespace
 
-PointToPoint::PointToPoint(Mesh& mesh, int rank, std::vector<int> ranks, Fail fail)
+PointToPoint::PointToPoint(Mesh& mesh, int rank, std::vector<int> ranks, FlightRecorder& flight,
+                           Fail fail)
     : mesh_(mesh),
       rank_(rank),
       ranks_(std::move(ranks)),
+      flight_(flight),
       fail_(std::move(fail)),
       context_(Context::current()),
       next_id_(ranks_.size()) {}
@@ -42,6 +44,7 @@ Work PointToPoint::issue(Transfer transfer) {
   if (stopped_) std::rethrow_exception(stopped_);
   if (finishing_) fail("[send, recv] the group was destroyed: make a new one");
   ++under_way_[transfer.peer];
+  transfer.number = flight_.transfer_issued(describe(transfer));
   issued_.push_back(std::move(transfer));
   if (!started_) {
     started_ = true;
@@ -74,12 +77,13 @@ bool PointToPoint::waits_for(int peer) const {
   return it != under_way_.end() && it->second > 0;
 }
 
-void PointToPoint::finished(int peer, const Event& event) {
+void PointToPoint::finished(const Transfer& t) {
+  flight_.transfer_ended(t.number, true);
   {
     std::lock_guard lock(mutex_);
-    --under_way_[peer];
+    --under_way_[t.peer];
   }
-  event.set();
+  t.done.set();
 }
 
 std::string PointToPoint::describe(const Transfer& t) const {
@@ -114,7 +118,8 @@ void PointToPoint::run() {
     for (const auto* list : {&sends_, &recvs_})
       for (const Transfer& t : *list)
         if (t.deadline <= Clock::now()) late += (late.empty() ? "" : "; ") + describe(t);
-    cause = fail_(late, std::make_exception_ptr(Error("no call that matches came in time")));
+    cause =
+        fail_(late, std::make_exception_ptr(DeadlinePassed("no call that matches came in time")));
   } catch (...) {
     cause = fail_("send or recv", std::current_exception());
   }
@@ -127,9 +132,13 @@ void PointToPoint::run() {
   }
   std::lock_guard lock(mutex_);
   stopped_ = cause;
+  const auto end = [&](const Transfer& t) {
+    flight_.transfer_ended(t.number, false);
+    t.done.set_error(cause);
+  };
   for (const auto* list : {&sends_, &recvs_})
-    for (const Transfer& t : *list) t.done.set_error(cause);
-  for (const Transfer& t : issued_) t.done.set_error(cause);
+    for (const Transfer& t : *list) end(t);
+  for (const Transfer& t : issued_) end(t);
   sends_.clear(), recvs_.clear(), issued_.clear(), answers_.clear();
 }
 
@@ -183,6 +192,7 @@ void PointToPoint::start_recv(Transfer t) {
 void PointToPoint::receive(Transfer transfer, int source, const Letter& offer) {
   recvs_.push_back(std::move(transfer));
   Transfer& t = recvs_.back();
+  flight_.transfer_began(t.number);
   if (offer.dtype != t.tensor.dtype() || offer.shape().numel() != t.tensor.numel())
     fail("rank ", global(source), " sent ", offer.dtype, " ", offer.shape(), " with tag ", t.tag,
          ", and rank ", global(rank_), " expects ", t.tensor.dtype(), " ", t.tensor.sizes());
@@ -202,10 +212,11 @@ void PointToPoint::receive(Transfer transfer, int source, const Letter& offer) {
     answers_.erase(answers_.begin());
   }
   *t.source = source;
-  const Event event = t.done;
-  const int peer = t.peer;
-  recvs_.pop_back();  // lets the tensor go before anyone is told
-  finished(peer, event);
+  Transfer ended = std::move(t);
+  recvs_.pop_back();
+  ended.tensor = ended.dense = {};  // go before anyone is told
+  ended.bytes = nullptr;
+  finished(ended);
 }
 
 void PointToPoint::await_letter() {
@@ -223,9 +234,11 @@ void PointToPoint::await_letter() {
     if (it == sends_.end()) fail("rank ", global(source), " confirms what was not sent");
     it->offer->buffer->wait_send(it->deadline);
     if (it->bytes) it->bytes->wait_send(it->deadline);
-    const Event event = it->done;
+    Transfer ended = std::move(*it);
     sends_.erase(it);
-    finished(source, event);
+    ended.bytes = nullptr;
+    ended.tensor = ended.dense = {};  // go before anyone is told
+    finished(ended);
     return;
   }
   auto it = std::find_if(recvs_.begin(), recvs_.end(), [&](const Transfer& t) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "distributed/flight_recorder.h"
 #include "distributed/mesh.h"
 #include "distributed/work.h"
 
@@ -33,7 +34,7 @@ class PointToPoint {
   using Fail = std::function<std::exception_ptr(const std::string& doing, std::exception_ptr)>;
 
   // `ranks`: global ranks by group rank, for messages.
-  PointToPoint(Mesh& mesh, int rank, std::vector<int> ranks, Fail fail);
+  PointToPoint(Mesh& mesh, int rank, std::vector<int> ranks, FlightRecorder& flight, Fail fail);
   ~PointToPoint();  // after finish() or stop()
 
   Work send(const Tensor& tensor, int destination, int tag, TimePoint deadline);
@@ -65,7 +66,8 @@ class PointToPoint {
     Event done = Event::pending();
     std::shared_ptr<int> source = std::make_shared<int>(-1);
     Tensor dense = {};
-    uint64_t id = 0;  // of a send, at its destination
+    uint64_t id = 0;      // of a send, at its destination
+    uint64_t number = 0;  // in the flight record
     std::unique_ptr<Mesh::Buffer> bytes = nullptr;
     std::unique_ptr<Mail> offer = nullptr;
   };
@@ -77,7 +79,7 @@ class PointToPoint {
   void start_send(Transfer transfer);
   void start_recv(Transfer transfer);
   void receive(Transfer transfer, int source, const Letter& offer);
-  void finished(int peer, const Event& event);
+  void finished(const Transfer& transfer);
   std::unique_ptr<Mail> post(int peer, const Letter& letter);
   std::string describe(const Transfer& t) const;
   int64_t global(int rank) const { return ranks_[rank]; }
@@ -85,6 +87,7 @@ class PointToPoint {
   Mesh& mesh_;
   int rank_;
   std::vector<int> ranks_;
+  FlightRecorder& flight_;
   Fail fail_;
   Context& context_;
 

@@ -58,6 +58,7 @@ struct CollectiveCounts {
     int64_t bytes = 0;  // payload: the full tensor's, whatever travels on the wire
   };
   Count all_gather, reduce_scatter, all_reduce, broadcast, other;
+  int64_t waited_ns = 0;  // that callers stood in Work::wait() of collectives
 };
 
 class ProcessGroup {
@@ -72,12 +73,17 @@ class ProcessGroup {
   virtual CollectiveCounts counts() const = 0;
   // Number of collectives issued so far: equal on all ranks of the group.
   virtual uint64_t sequence_number() const = 0;
+  Milliseconds timeout() const { return timeout_; }  // of calls that give none
+  // This rank was about to make the group's next collective, and an argument was refused with
+  // `text`: peers that wait for it in vain get to know why. With SHERD_DEBUG=collectives it ends
+  // the group at once. Calls of a group tell it by themselves.
+  virtual void refused(const std::string&) {}
 
   using Options = const CollectiveOptions&;
   virtual Work broadcast(const Tensor& tensor, int root, Options = {}) = 0;
   virtual Work all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::kSum, Options = {}) = 0;
-  // Several at once, each contiguous, of maybe several dtypes; they may be without bytes until
-  // on_start has run. Counts as one all_reduce.
+  // Several at once, of maybe several dtypes; they may be without bytes until on_start has run.
+  // Counts as one all_reduce.
   virtual Work all_reduce_coalesced(const std::vector<Tensor>& tensors,
                                     ReduceOp op = ReduceOp::kSum, Options = {}) = 0;
   virtual Work reduce(const Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum,
@@ -109,9 +115,9 @@ class ProcessGroup {
   // place in full[i] (then nothing is copied); tensors may be without bytes until on_start has run.
   virtual Work all_gather_pieces(const std::vector<Tensor>& full, const std::vector<Tensor>& pieces,
                                  Options = {}) = 0;
-  // The reverse: pieces[i] gets the sum over ranks of this rank's place in full[i]. full[i] is left
-  // unspecified (a backend may use it as room to work in), and pieces[i] may be this rank's own
-  // place in it.
+  // The reverse: pieces[i] gets the sum over ranks of this rank's place in full[i]. pieces[i] may be
+  // this rank's own place in full[i], which is then left unspecified (a backend may use it as room
+  // to work in), and is kept otherwise.
   virtual Work reduce_scatter_pieces(const std::vector<Tensor>& pieces,
                                      const std::vector<Tensor>& full, ReduceOp op = ReduceOp::kSum,
                                      Options = {}) = 0;
@@ -124,6 +130,7 @@ class ProcessGroup {
   int rank_ = 0;
   std::vector<int> ranks_;
   std::string name_;
+  Milliseconds timeout_ = kDefaultTimeout;
 };
 using Group = std::shared_ptr<ProcessGroup>;
 // Null is a group of one.

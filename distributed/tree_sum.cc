@@ -11,7 +11,14 @@
 namespace sherd::dist {
 
 const char* name_of(ReduceOp op) {
-  return std::array{"SUM", "AVG", "PRODUCT", "MIN", "MAX"}[int(op)];
+  return std::array{"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}[int(op)];
+}
+
+void check_reduce_op(const char* op, ReduceOp reduce, DType dtype) {
+  if (reduce == ReduceOp::kAvg && !is_float(dtype))
+    fail("[", op, "] AVG of ", dtype, " is not defined: use SUM, or a floating dtype");
+  if (reduce >= ReduceOp::kBand && is_float(dtype))
+    fail("[", op, "] ", reduce, " of ", dtype, " is not defined: use an integer dtype, or bool");
 }
 
 namespace {
@@ -35,7 +42,13 @@ inline constexpr bool kHalf = std::is_same_v<T, BFloat16> || std::is_same_v<T, F
 
 template <ReduceOp op, class T>
 T apply(T a, T b) {
-  if constexpr (kHalf<T>) {
+  if constexpr (op == ReduceOp::kBand) {
+    return T(a & b);
+  } else if constexpr (op == ReduceOp::kBor) {
+    return T(a | b);
+  } else if constexpr (op == ReduceOp::kBxor) {
+    return T(a ^ b);
+  } else if constexpr (kHalf<T>) {
     return narrow<T>(apply<op>(widen(a), widen(b)));
   } else if constexpr (op == ReduceOp::kMin) {
     return a < b || a != a ? a : b;
@@ -84,6 +97,11 @@ using Combine = void (*)(const void*, const void*, void*, int64_t);
 
 Combine combine_for(ReduceOp op, DType dtype) {
   return visit(dtype, [&]<class T>(Type<T>) -> Combine {
+    if constexpr (std::is_integral_v<T>) {
+      if (op == ReduceOp::kBand) return combine<ReduceOp::kBand, T>;
+      if (op == ReduceOp::kBor) return combine<ReduceOp::kBor, T>;
+      if (op == ReduceOp::kBxor) return combine<ReduceOp::kBxor, T>;
+    }
     switch (op) {
       case ReduceOp::kProduct:
         return combine<ReduceOp::kProduct, T>;
@@ -130,8 +148,7 @@ struct Tree {
 
 void tree_reduce(ReduceOp op, DType dtype, std::span<const char* const> inputs, char* out,
                  int64_t n) {
-  if (op == ReduceOp::kAvg && !is_float(dtype))
-    fail("[reduce] AVG of ", dtype, " is not defined: use SUM, or a floating dtype");
+  check_reduce_op("reduce", op, dtype);
   const int ranks = int(inputs.size());
   const int64_t element = size_of(dtype);
   const Combine combine = combine_for(op, dtype);

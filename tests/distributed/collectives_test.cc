@@ -22,8 +22,9 @@ namespace sherd::dist {
 namespace {
 
 constexpr DType kAll[] = {kBool, kUInt8, kInt32, kInt64, kFloat16, kBFloat16, kFloat32, kFloat64};
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin,
-                             ReduceOp::kMax};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct, ReduceOp::kMin,
+                             ReduceOp::kMax, ReduceOp::kBand, ReduceOp::kBor,     ReduceOp::kBxor};
+bool is_bitwise(ReduceOp op) { return op >= ReduceOp::kBand; }
 
 // Values that a rank has, the same wherever they are computed: small whole numbers and halves, so
 // that every dtype holds them; products and sums of float types round.
@@ -63,6 +64,9 @@ Tensor expected(ReduceOp op, const std::vector<Tensor>& inputs) {
       out.data<double>()[i] = op == ReduceOp::kProduct ? x * y
                               : op == ReduceOp::kMin   ? std::min(x, y)
                               : op == ReduceOp::kMax   ? std::max(x, y)
+                              : op == ReduceOp::kBand  ? double(int64_t(x) & int64_t(y))
+                              : op == ReduceOp::kBor   ? double(int64_t(x) | int64_t(y))
+                              : op == ReduceOp::kBxor  ? double(int64_t(x) ^ int64_t(y))
                                                        : x + y;
     }
     // float32 pairs: the exact sum or product fits a double or rounds twice to the same.
@@ -101,7 +105,7 @@ struct Case {
   std::vector<ReduceOp> ops() const {
     std::vector<ReduceOp> list;
     for (ReduceOp op : kOps)
-      if (op != ReduceOp::kAvg || is_float(dtype)) list.push_back(op);
+      if (is_float(dtype) ? !is_bitwise(op) : op != ReduceOp::kAvg) list.push_back(op);
     if (few) list = {dtype == kBFloat16 ? ReduceOp::kAvg : ReduceOp::kSum};
     return list;
   }
@@ -155,10 +159,17 @@ TEST_P(Matrix, O_002_Broadcast) {
   });
 }
 
-TEST_P(Matrix, O_001_AllReduceAndReduce) {
+// Each ReduceOp is right over each backend, or refused.
+TEST_P(Matrix, O_001_T_02_AllReduceAndReduce) {
   for_each([](const Case& c) {
-    if (!is_float(c.dtype)) {
-      EXPECT_THROW(all_reduce(c.mine(), ReduceOp::kAvg, c.options), Error);
+    for (ReduceOp op : kOps) {
+      if (is_float(c.dtype) ? !is_bitwise(op) : op != ReduceOp::kAvg) continue;
+      EXPECT_THROW(all_reduce(c.mine(), op, c.options), Error);
+      EXPECT_THROW(reduce(c.mine(), 0, op, c.options), Error);
+      EXPECT_THROW(all_reduce_coalesced({c.mine()}, op, c.options), Error);
+      EXPECT_THROW(
+          reduce_scatter_tensor(c.mine(), values(c.rank, c.ranks * c.n, c.dtype), op, c.options),
+          Error);
     }
     for (ReduceOp op : c.ops()) {
       const Tensor want = expected(op, c.all_values());

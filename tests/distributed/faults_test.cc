@@ -321,6 +321,92 @@ TEST(Debug, T_31_an_unknown_word_is_refused) {
   EXPECT_HAS(e, "SHERD_DEBUG has 'everything': there is collectives");
 }
 
+// ---- O-012: an argument that one rank alone gets wrong
+
+const std::vector<Difference> kRefusals = {
+    {"reduce_scatter_size",
+     [](int r) { reduce_scatter_tensor(zeros({4}), zeros({r == 1 ? 9 : 12})); },
+     "[reduce_scatter_tensor] input has shape [9] and output [4]: should be 3 times"},
+    {"list_length",
+     [](int r) { all_gather(std::vector<Tensor>(r == 1 ? 2 : 3, zeros({4})), zeros({4})); },
+     "[all_gather] got 2 outputs, should be 3: one a rank"},
+    {"root", [](int r) { broadcast(zeros({2}), r == 1 ? 3 : 0); },
+     "[broadcast] root 3 is no rank of group 'default'"},
+    {"op", [](int r) { all_reduce(zeros({2}), r == 1 ? ReduceOp::kBor : ReduceOp::kSum); },
+     "[all_reduce] BOR of float32 is not defined"}};
+class Refusals : public testing::TestWithParam<Difference> {};
+INSTANTIATE_TEST_SUITE_P(All, Refusals, testing::ValuesIn(kRefusals),
+                         [](const auto& info) { return info.param.name; });
+
+// The rank ends with its error, and the others know why.
+TEST_P(Refusals, O_012_ReachTheOthersWithTheReason) {
+  std::string text;
+  try {
+    run_ranks(3, [](int rank) {
+      barrier();
+      GetParam().f(rank);
+      barrier();
+    });
+  } catch (const Error& e) {
+    text = e.what();
+  }
+  EXPECT_EQ(text.find(concat("rank 1: ", GetParam().text)), 0u) << text;
+  for (int r : {0, 2}) EXPECT_HAS(text, concat("rank ", r, ": group 'default': rank 1 left"));
+  EXPECT_HAS(text, concat("before, it was refused call #2: ", GetParam().text));
+}
+
+// A rank that goes on is not said to have been refused what it makes good.
+TEST(Refusals, O_012_ThatWereMadeGoodAreForgotten) {
+  std::string text;
+  try {
+    run_ranks(2, [](int rank) {
+      if (rank == 1) {
+        EXPECT_THROW(broadcast(zeros({2}), 7), Error);
+      }
+      barrier();
+      barrier();
+      if (rank == 1) fail("out of data");
+      barrier();
+    });
+  } catch (const Error& e) {
+    text = e.what();
+  }
+  EXPECT_HAS(text, "rank 1 left");
+  EXPECT_FALSE(has(text, "refused")) << text;
+}
+
+TEST(Refusals, O_012_AreInTheReportOfADeadline) {
+  std::vector<std::string> errors(2);
+  run_ranks(2,
+            [&](int rank) {
+              if (rank == 1) {
+                EXPECT_THROW(broadcast(zeros({2}), 7), Error);
+                std::this_thread::sleep_for(milliseconds(1200));
+              }
+              errors[rank] = error_of([] { broadcast(zeros({2}), 0); });
+            },
+            {.timeout = milliseconds(500)});
+  for (auto& e : errors)
+    EXPECT_HAS(e,
+               "rank 1 has entered no collective yet; before, it was refused call #1: "
+               "[broadcast] root 7 is no rank");
+}
+
+TEST_P(Refusals, O_012_EndTheGroupOnAllRanksInDebugMode) {
+  setenv("SHERD_DEBUG", "collectives", 1);
+  const auto start = Clock::now();
+  const auto errors = errors_of(3, [](int rank) {
+    barrier();
+    GetParam().f(rank);
+    if (rank != 1) barrier();
+  });
+  unsetenv("SHERD_DEBUG");
+  EXPECT_LT(Clock::now() - start, milliseconds(8000));
+  EXPECT_EQ(errors[1].find(GetParam().text), 0u) << errors[1];
+  for (int r : {0, 2})
+    EXPECT_HAS(errors[r], concat("rank 1 was refused call #2: ", GetParam().text));
+}
+
 TEST(Deadline, O_017_OfOneCallAlone) {
   const auto start = Clock::now();
   const auto errors = errors_of(2, [](int rank) {
@@ -440,6 +526,36 @@ TEST(Peer, IsMissedByAnIdleRank) {
   EXPECT_TRUE(results[0].ok()) << results[0].output;
 }
 
+TEST(PointToPoint, T_27_IsInTheFlightRecord) {
+  std::string folder = testing::TempDir() + "flightXXXXXX";
+  ASSERT_TRUE(mkdtemp(folder.data()));
+  const auto results = run_processes(2,
+                                     [&](int rank) {
+                                       setenv("SHERD_FLIGHT_RECORD", folder.c_str(), 1);
+                                       Tensor x = zeros({2, 3});
+                                       for (int i = 0; i < 100; ++i)
+                                         rank == 0 ? send(x, 1, i) : void(recv(x, 0, i));
+                                       if (rank == 0)
+                                         send(x, 1, 1000, {.timeout = milliseconds(300)});
+                                       std::this_thread::sleep_for(milliseconds(1000));
+                                       recv(x, 0, 7);
+                                     },
+                                     {.may_fail = true});
+  const auto records = flight_records(folder);
+  ASSERT_EQ(records.size(), 2u) << results[0].output << results[1].output;
+  for (int rank : {0, 1}) {
+    EXPECT_HAS(records[rank],
+               "rank 0 in send to rank 1, tag 1000, of float32 [2, 3]: no call that matches");
+    EXPECT_HAS(records[rank], "no collective was issued");
+    EXPECT_FALSE(has(records[rank], "     30  ")) << "not the last 64";
+    EXPECT_HAS(records[rank], "     99  done");
+    EXPECT_HAS(records[rank], rank == 0 ? "send to rank 1, tag 99, of float32 [2, 3]"
+                                        : "recv from rank 0, tag 99, of float32 [2, 3]");
+  }
+  EXPECT_HAS(records[0], "    100  queued");
+  std::filesystem::remove_all(folder);
+}
+
 TEST(PointToPoint, Faults) {
   auto errors = errors_of(2, [](int rank) {  // sizes
     rank == 0 ? send(zeros({3}), 1) : void(recv(zeros({2}), 0));
@@ -458,7 +574,10 @@ TEST(PointToPoint, Faults) {
   try {
     run_ranks(3, [](int rank) {  // the peer leaves
       barrier();
-      if (rank == 2) fail("tired");
+      if (rank == 2) {
+        std::this_thread::sleep_for(milliseconds(200));  // the others are through the barrier
+        fail("tired");
+      }
       const std::string lost = error_of([&] { recv(zeros({2}), rank == 0 ? 1 : -1); });
       EXPECT_HAS(lost, "rank 2 left");
     });
