@@ -1,6 +1,7 @@
 #include "distributed/runtime.h"
 
 #include <chrono>
+#include <cstdio>
 #include <exception>
 #include <unordered_map>
 
@@ -194,9 +195,16 @@ DType Runtime::original_dtype(const Tensor& buffer) const {
   return buffer.dtype();
 }
 
+void Runtime::say(const char* what, int unit) const {
+  if (talks_)
+    std::fprintf(stderr, "[fsdp] rank %d: %s of unit %d (%s)\n", group_->rank(), what, unit,
+                 units_[unit]->name().c_str());
+}
+
 void Runtime::forward_pre(int unit, const nn::TensorVisitor& inputs) {
   Unit& u = *units_[unit];
   const ForwardKind kind = forward_kind();
+  say("pre-forward", unit);
   if (summoned_) fail("[fsdp] forward of ", u.name(), " is not possible inside summon_full_params");
   if (depth_ == 0 && kind != ForwardKind::kRecomputation) {
     check_slots();
@@ -246,6 +254,7 @@ void Runtime::forward_post(int unit, const nn::TensorVisitor& outputs) {
   const bool has_graph = f->scope->has_nodes() || autograd::is_checkpointing();
   carry_out(schedule_->forward_post(unit, f->kind, has_graph));
   if (schedule_->state(unit) == GatherSchedule::State::kIdle) units_[unit]->set_usable(false);
+  say("post-forward", unit);
 }
 
 void Runtime::forward_unwind(int unit) noexcept {
@@ -302,6 +311,7 @@ bool Runtime::on_plan(const autograd::Plan& plan) {
 }
 
 void Runtime::enter(int unit) {
+  say("pre-backward", unit);
   carry_out(schedule_->enter(unit));
   units_[unit]->set_usable(true);
 }
@@ -309,6 +319,7 @@ void Runtime::enter(int unit) {
 void Runtime::leave(int unit) {
   carry_out(schedule_->leave(unit));
   if (schedule_->state(unit) == GatherSchedule::State::kIdle) units_[unit]->set_usable(false);
+  say("post-backward", unit);
 }
 
 void Runtime::recomputed(int unit) { carry_out(schedule_->skip(unit)); }

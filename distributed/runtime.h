@@ -106,6 +106,7 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   ForwardKind forward_kind() const;
   void check_slots();
   void cast_buffers();
+  void say(const char* what, int unit) const;  // with SHERD_DEBUG=fsdp
 
   FsdpOptions options_;
   Group group_;              // all ranks
@@ -115,6 +116,7 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   std::vector<std::unique_ptr<Forward>> forwards_;  // open calls, outermost first
   int depth_ = 0;
   bool in_backward_ = false, summoned_ = false;
+  const bool talks_;
   std::vector<bool> syncs_, syncs_now_;
   std::unordered_set<const TensorImpl*> ignored_;
   std::vector<CastBuffer> buffers_;

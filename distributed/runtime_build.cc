@@ -2,8 +2,11 @@
 #include <cstdio>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
+#include "core/context.h"
 #include "core/generator.h"
+#include "distributed/debug.h"
 #include "distributed/distributed.h"
 #include "distributed/nodes.h"
 #include "distributed/runtime_hooks.h"
@@ -18,6 +21,10 @@ bool reshards_after_forward(ShardingStrategy s) {
 
 void warn(const std::string& text) { std::fprintf(stderr, "[fsdp] %s\n", text.c_str()); }
 
+struct Said {  // once a rank
+  bool one_rank = false;
+};
+
 }  // namespace
 
 std::shared_ptr<Runtime> Runtime::make(nn::Module& root, const FsdpOptions& options) {
@@ -26,7 +33,8 @@ std::shared_ptr<Runtime> Runtime::make(nn::Module& root, const FsdpOptions& opti
   return r;
 }
 
-Runtime::Runtime(nn::Module& root, const FsdpOptions& options) : options_(options) {
+Runtime::Runtime(nn::Module& root, const FsdpOptions& options)
+    : options_(options), talks_(debug_option(DebugOption::kFsdp)) {
   check_mixed_precision(options.mixed_precision);
   if (Hooks::on(root))
     fail("[fsdp] module ", root.type_name(), " is wrapped already: wrap each module once");
@@ -256,6 +264,10 @@ void Runtime::build(nn::Module& root) {
   }
   units_ = std::move(units);
   autograd::add_observer(this);
+  if (group_->size() == 1 && options_.sharding_strategy != ShardingStrategy::kNoShard &&
+      !std::exchange(Context::current().state<Said>().one_rank, true))
+    warn(concat("there is one rank: ", name_of(options_.sharding_strategy),
+                " works as no_shard, nothing is cut or gathered"));
 }
 
 void Runtime::make_schedule(const Units& units) {

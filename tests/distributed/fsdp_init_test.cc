@@ -1,5 +1,5 @@
-// How sharded parameters get their first values: rows I-001, I-003 to I-005, I-008, I-011, I-012 of
-// the scenarios, T-20 of the traps.
+// How sharded parameters get their first values, and what FSDP says meanwhile: rows I-001, I-003 to
+// I-005, I-008, I-011, I-012, I-014, I-015 of the scenarios, T-20 of the traps.
 #include "autograd/grad_mode.h"
 #include "core/generator.h"
 #include "nn/init.h"
@@ -227,6 +227,48 @@ TEST(FsdpInit, I_012_OverASubgroup) {
     });
   ASSERT_EQ(results.size(), 4u);
   for (auto& v : results) EXPECT_EQ(v, results[0]);
+}
+
+int count(const std::string& text, const std::string& part) {
+  int n = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+  return n;
+}
+
+TEST(FsdpSays, I_014_ThatOneRankNeedsNoShardingOnce) {
+  for (auto strategy : kStrategies) {
+    const auto results = dist::run_processes(1, [=](int rank) {
+      for (int i = 0; i < 2; ++i) {
+        TwoMlps m(4);
+        FsdpModule inner(*m.a, {.sharding_strategy = strategy});
+        FullyShardedDataParallel fsdp(m, {.sharding_strategy = strategy});
+        fsdp(random_input({2, 4}, rank, 0)).sum().backward();
+        EXPECT_EQ(fsdp.stats().gathers, 0);
+      }
+    });
+    const std::string said = results[0].output;
+    EXPECT_EQ(count(said, "there is one rank"), strategy != ShardingStrategy::kNoShard) << said;
+    EXPECT_EQ(count(said, concat(name_of(strategy), " works as no_shard")),
+              strategy != ShardingStrategy::kNoShard);
+  }
+}
+
+TEST(FsdpSays, I_015_WhatUnitsDoIfAsked) {
+  for (bool asked : {false, true}) {
+    const auto results = dist::run_processes(2, [=](int rank) {
+      if (asked) setenv("SHERD_DEBUG", "fsdp", 1);
+      TwoMlps m(4);
+      FullyShardedDataParallel fsdp(m, {.auto_wrap_policy = module_wrap_policy<Mlp>()});
+      fsdp(random_input({2, 4}, rank, 0)).sum().backward();
+    });
+    for (int rank : {0, 1})
+      for (const char* what : {"pre-forward", "post-forward", "pre-backward", "post-backward"})
+        for (const char* unit : {"unit 0 (a)", "unit 1 (b)", "unit 2 (root)"})
+          EXPECT_EQ(count(results[rank].output,
+                          concat("[fsdp] rank ", rank, ": ", what, " of ", unit, "\n")),
+                    asked)
+              << what << " " << unit << " in: " << results[rank].output;
+  }
 }
 
 }  // namespace

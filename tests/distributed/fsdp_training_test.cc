@@ -348,6 +348,62 @@ TEST(FsdpTraining, F_016_CheckpointedBlocks) {
   }
 }
 
+class DropoutBlock : public nn::Module {
+ public:
+  DropoutBlock()
+      : attention(add<nn::MultiheadAttention>("attention", 8, 2,
+                                              nn::MultiheadAttentionOptions{.dropout = 0.3})),
+        ffn(add<Mlp>("ffn", 8)),
+        dropout(add<nn::Dropout>("dropout", 0.4)) {}
+  Tensor forward(const Tensor& x) {
+    const Tensor h = x + dropout(attention(x, x, x).output);
+    return h + dropout(ffn(dropout(h)));
+  }
+  nn::Child<nn::MultiheadAttention> attention;
+  nn::Child<Mlp> ffn;
+  nn::Child<nn::Dropout> dropout;
+};
+// Blocks, each recomputed in backward or not, with a draw between and behind them, which must not
+// move.
+class DropoutNet : public nn::Module {
+ public:
+  explicit DropoutNet(bool checkpointed)
+      : layers(add<nn::ModuleList<DropoutBlock>>("layers")), checkpointed(checkpointed) {
+    for (int i = 0; i < 3; ++i) layers->append();
+  }
+  Tensor forward(const Tensor& input) {
+    Tensor x = input;
+    for (auto& l : *layers) {
+      x = checkpointed ? checkpoint([&](const Tensor& h) { return l(h); }, x) : l(x);
+      x = F::dropout(x, 0.1, true);
+    }
+    return x;
+  }
+  nn::Child<nn::ModuleList<DropoutBlock>> layers;
+  bool checkpointed;
+};
+TEST(FsdpTraining, T_19_CheckpointedBlocksWithDropout) {
+  const auto scenario = [](bool checkpointed) {
+    Scenario s{.make = [=] {
+      return instance(std::make_shared<DropoutNet>(checkpointed),
+                      [](DropoutNet& m, int rank, int step) {
+                        const Tensor y = nn::call(m, random_input({2, 5, 8}, rank, step));
+                        return (y * y).mean();
+                      });
+    }};
+    s.steps = 4;
+    return s;
+  };
+  expect_same_bits(train(scenario(true), one_process(), 1),
+                   train(scenario(false), one_process(), 1));
+  const Result plain = train(scenario(false), ddp_way(), 2);
+  expect_same_bits(train(scenario(true), ddp_way(), 2), plain);
+  for (auto k : kStrategies)
+    for (bool checkpointed : {false, true})
+      expect_same_bits(train(scenario(checkpointed), fsdp_way(units_of<DropoutBlock>(k)), 2),
+                       plain);
+}
+
 TEST(FsdpTraining, F_017_OneRank_T_03) {
   for (auto [in, hidden, out] : {std::tuple{16, 15, 8}, {7, 15, 3}, {16, 17, 8}}) {
     const Scenario s = two_layer_scenario(in, hidden, out);
