@@ -6,8 +6,11 @@
 //     sherdrun --nproc_per_node=2 big_model --data=tokens.bin     # or under a launcher
 #include "examples/big_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
+#include <set>
 
 #include "core/peak.h"
 #include "examples/support/corpus.h"
@@ -44,10 +47,16 @@ class Training {
   };
 
   Tensor forward(const Tensor& ids) { return nn::call(model_, ids); }
+  Tensor forward(const data::Batch& batch) {
+    if (!o_.pack_documents) return forward(batch.at("input_ids"));
+    return nn::call(model_, batch.at("input_ids"),
+                    data::hidden_documents(batch.at("document_ids"), o_.heads, o_.causal));
+  }
   void wrap();
   void start();
   void train();
   Reduced over_ranks(double loss_sum) const;
+  dist::CollectiveCounts counts() const;  // of all groups
   void evaluate(int64_t step);
   void sample();
   nlohmann::json config() const;
@@ -71,6 +80,7 @@ class Training {
   std::unique_ptr<optim::LRScheduler> schedule_;
   std::unique_ptr<data::DistributedSampler> sampler_;
   std::unique_ptr<data::DataLoader> loader_;
+  std::optional<nn::NanCheck> nan_check_;
   std::unique_ptr<Reporter> reporter_;
   std::optional<dist::Checkpointer> checkpointer_;
   int64_t step_ = 0;
@@ -108,6 +118,7 @@ Training::Training(const Options& options)
     set_bf16_products(Bf16Products(choice.item<int64_t>()));
   }
   wrap();
+  if (o_.nan_check) nan_check_.emplace(model_);
   optimizer_.emplace(
       fsdp_ ? fsdp_->named_parameters() : model_.named_parameters(),
       optim::AdamWOptions{
@@ -208,6 +219,7 @@ nlohmann::json Training::config() const {
       {"lr", o_.lr},
       {"schedule", o_.schedule},
       {"seed", o_.seed},
+      {"pack_documents", o_.pack_documents},
       {"threads", num_threads()},
       {"activation_checkpointing", o_.activation_checkpointing}};
   int64_t n = 0;
@@ -265,6 +277,24 @@ Training::Reduced Training::over_ranks(double loss_sum) const {
   return r;
 }
 
+dist::CollectiveCounts Training::counts() const {
+  std::set<dist::Group> groups = {dist::default_group()};
+  if (fsdp_)
+    for (auto& u : fsdp_->units())
+      for (const dist::Group& g : {u->options().shard, u->options().replicate})
+        if (g) groups.insert(g);
+  dist::CollectiveCounts sum;
+  for (auto& g : groups) {
+    const dist::CollectiveCounts c = g->counts();
+    for (auto kind : {&dist::CollectiveCounts::all_gather, &dist::CollectiveCounts::reduce_scatter,
+                      &dist::CollectiveCounts::all_reduce, &dist::CollectiveCounts::broadcast,
+                      &dist::CollectiveCounts::other})
+      (sum.*kind).calls += (c.*kind).calls, (sum.*kind).bytes += (c.*kind).bytes;
+    sum.waited_ns += c.waited_ns;
+  }
+  return sum;
+}
+
 void Training::train() {
   const double peak = 1e9 * fma_peak() * num_threads();
   const int64_t tokens = o_.batch_size * o_.accumulate * o_.seq_len * dist::world_size();
@@ -273,7 +303,7 @@ void Training::train() {
   while (step_ < o_.steps) {
     const auto start = Clock::now();
     reset_peak_memory();
-    const auto before = dist::default_group()->counts();
+    const auto before = counts();
     double loss_sum = 0;
     for (int64_t micro = 0; micro < o_.accumulate; ++micro) {
       std::optional<FsdpModule::NoSync> fsdp_waits;
@@ -284,7 +314,7 @@ void Training::train() {
       }
       if (batches == loader_->end()) batches = loader_->begin();  // the next epoch
       data::Batch& batch = *batches;
-      const Tensor logits = forward(batch.at("input_ids"));
+      const Tensor logits = forward(batch);
       Tensor loss =
           F::cross_entropy(logits.view({-1, o_.vocab_size}), batch.at("labels").view({-1}));
       if (loss.dtype() != kFloat32) loss = loss.to(kFloat32);
@@ -293,6 +323,8 @@ void Training::train() {
       (scaler_ ? scaler_->scale(loss) : loss).backward();
       ++batches;
     }
+    // fp16's may overflow: the scaler sees to that.
+    if (nan_check_ && !scaler_) nan_check_->gradients();
     const double lr = optimizer_->lr(0);
     if (scaler_) scaler_->unscale_(*optimizer_);
     const auto clip =
@@ -308,7 +340,7 @@ void Training::train() {
     ++step_;
 
     const Reduced all = over_ranks(loss_sum);
-    const auto after = dist::default_group()->counts();
+    const auto after = counts();
     StepReport r;
     r.step = step_, r.steps = o_.steps, r.loss = all.loss, r.grad_norm = clip.norm.item(),
     r.lr = lr;
@@ -317,15 +349,18 @@ void Training::train() {
     r.peak_mem_mib = all.peak_mib;
     r.flops_share = r.tokens_per_s / dist::world_size() * flops_per_token(o_) / peak;
     auto add = [&](const char* name, auto count) {
-      r.extra[name] = {{"calls", (after.*count).calls - (before.*count).calls},
-                       {"bytes", (after.*count).bytes - (before.*count).bytes}};
+      const int64_t bytes = (after.*count).bytes - (before.*count).bytes;
+      r.extra[name] = {{"calls", (after.*count).calls - (before.*count).calls}, {"bytes", bytes}};
+      if (dist::world_size() > 1) r.comm_bytes += bytes;
     };
     add("all_gather", &dist::CollectiveCounts::all_gather);
     add("reduce_scatter", &dist::CollectiveCounts::reduce_scatter);
     add("all_reduce", &dist::CollectiveCounts::all_reduce);
+    r.exposed_ms = double(after.waited_ns - before.waited_ns) * 1e-6;
     reporter_->step(r);
     if (!std::isfinite(all.loss))
-      fail("the loss is ", all.loss, " at step ", step_, ": try a smaller --lr");
+      fail("the loss is ", all.loss, " at step ", step_,
+           ": try a smaller --lr, or --nan_check to see where it comes from");
 
     const bool last = step_ == o_.steps;
     if (o_.eval_interval > 0 && (last || step_ % o_.eval_interval == 0)) evaluate(step_);
@@ -344,16 +379,19 @@ void Training::evaluate(int64_t step) {
   double sum = 0, count = 0;
   // Every rank runs as many forwards; what is beyond the end is masked, so each sample counts once.
   for (int64_t first = 0; first < n; first += w * b) {
-    std::vector<Tensor> ids, labels;
+    std::map<std::string, std::vector<Tensor>> columns;
     for (int64_t k = 0; k < b; ++k) {
       const int64_t i = first + k * w + dist::rank();
       data::Sample s = corpus_.validation->get(std::min(i, n - 1));
-      ids.push_back(s.at("input_ids"));
-      labels.push_back(i < n ? s.at("labels") : full({t}, -100, kInt64));
-      count += i < n ? double(t) : 0;
+      if (i >= n) s.at("labels") = full({t}, -100, kInt64);
+      for (auto& [name, x] : s) columns[name].push_back(x);
     }
-    const Tensor logits = forward(stack(ids));
-    sum += F::cross_entropy(logits.view({-1, o_.vocab_size}).to(kFloat32), stack(labels).view({-1}),
+    data::Batch batch;
+    for (auto& [name, list] : columns) batch.set(name, stack(list));
+    const Tensor labels = batch.at("labels").view({-1}), logits = forward(batch);
+    count += double(std::count_if(labels.data<int64_t>(), labels.data<int64_t>() + labels.numel(),
+                                  [](int64_t label) { return label != -100; }));
+    sum += F::cross_entropy(logits.view({-1, o_.vocab_size}).to(kFloat32), labels,
                             {.reduction = Reduction::kSum})
                .item();
   }

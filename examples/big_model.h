@@ -17,8 +17,11 @@ class LargeTransformerBlock : public nn::Module {
                                 nn::Linear(ff_dim, dim))),
         causal(causal) {}
 
-  Tensor forward(const Tensor& x) {  // [B, T, C] -> [B, T, C]
-    Tensor h = layer_norm(x + attention(x, x, x, {.is_causal = causal}).output);
+  // x: [B, T, C] -> [B, T, C]. hidden: what a place does not see, instead of the causal mask.
+  Tensor forward(const Tensor& x, const Tensor& hidden = {}) {
+    const nn::MultiheadAttentionArguments mask{.attn_mask = hidden,
+                                               .is_causal = causal && !hidden.defined()};
+    Tensor h = layer_norm(x + attention(x, x, x, mask).output);
     return h + ffn(h);
   }
 
@@ -47,10 +50,12 @@ class BigModel : public nn::Module {
       this->layers->append(dim, ff_dim, options.heads, options.causal);
   }
 
-  Tensor forward(const Tensor& ids) {  // int64 [B, T] -> logits [B, T, V]
+  // ids: int64 [B, T] -> logits [B, T, V]. hidden: of data::hidden_documents, for packed documents.
+  Tensor forward(const Tensor& ids, const Tensor& hidden = {}) {
     Tensor x = embedding(ids);
     for (auto& layer : *layers)
-      x = checkpointed ? checkpoint([&](const Tensor& h) { return layer(h); }, x) : layer(x);
+      x = checkpointed ? checkpoint([&](const Tensor& h) { return layer(h, hidden); }, x)
+                       : layer(x, hidden);
     return output_head(x);
   }
 

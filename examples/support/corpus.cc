@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 namespace examples {
 
@@ -29,29 +31,71 @@ bool all_token_files(const std::vector<std::string>& paths) {
          std::all_of(paths.begin(), paths.end(), [](auto& p) { return p.ends_with(".bin"); });
 }
 
-data::TokenOptions token_options(const Options& o) {
-  return {.sequence_length = o.seq_len, .vocab_size = o.vocab_size};
+// Samples of one kind of source, and what is known of them.
+struct Source {
+  std::shared_ptr<data::Dataset> samples;
+  int64_t tokens = 0;
+  double bytes_per_token = 0, fill = 1;
+};
+
+Source packed(const Options& o, std::vector<std::vector<uint16_t>> documents) {
+  Source s;
+  for (auto& d : documents) s.tokens += int64_t(d.size());
+  auto samples = std::make_shared<data::PackedDataset>(
+      std::move(documents),
+      data::PackedOptions{.sequence_length = o.seq_len, .vocab_size = o.vocab_size});
+  s.fill = samples->fill();
+  s.samples = std::move(samples);
+  return s;
 }
 
-Corpus token_files(const Options& o) {
-  Corpus c;
-  c.train = std::make_shared<data::TokenDataset>(o.data, token_options(o));
-  c.description = concat(c.train->token_count(), " tokens of ", o.data.size(), " file(s)");
-  return c;
+Source of_files(const Options& o, const std::vector<std::string>& files) {
+  const data::TokenOptions options{.sequence_length = o.seq_len, .vocab_size = o.vocab_size};
+  if (!o.pack_documents) {
+    auto samples = std::make_shared<data::TokenDataset>(files, options);
+    return {.samples = samples, .tokens = samples->token_count()};
+  }
+  std::vector<std::vector<uint16_t>> documents(1);
+  for (auto& file : files) {
+    std::ifstream in(file, std::ios::binary);
+    if (!in) fail("cannot read ", file);
+    for (uint16_t id; in.read(reinterpret_cast<char*>(&id), sizeof id);) {
+      documents.back().push_back(id);
+      if (id == o.end_id) documents.emplace_back();
+    }
+  }
+  return packed(o, std::move(documents));
+}
+
+Source of_text(const Options& o, const std::string& text, const data::Tokenizer& tokenizer) {
+  if (!o.pack_documents) {
+    auto samples = std::make_shared<data::TokenDataset>(
+        data::TokenDataset::from_text(text, tokenizer, o.seq_len));
+    return {.samples = samples,
+            .tokens = samples->token_count(),
+            .bytes_per_token = samples->bytes_per_token()};
+  }
+  std::vector<std::vector<uint16_t>> documents;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (!line.empty()) documents.push_back(tokenizer.encode(line + "\n"));
+  return packed(o, std::move(documents));
 }
 
 }  // namespace
 
 Corpus load_corpus(const Options& o) {
   Corpus c;
+  Source train, validation;
   if (all_token_files(o.data)) {
-    c = token_files(o);
+    train = of_files(o, o.data);
+    c.description = concat(train.tokens, " tokens of ", o.data.size(), " file(s)");
   } else {
     for (auto& p : o.data)
       if (p.ends_with(".bin")) fail("--data mixes token files (", p, ") and text: give one kind");
     const std::string text = o.data.empty() ? data::bible_text() : data::read_text(o.data);
-    auto [train, held_out] = data::hold_out(text);
-    if (!o.val_data.empty()) train = text, held_out = {};
+    auto [trained, held_out] = data::hold_out(text);
+    if (!o.val_data.empty()) trained = text, held_out = {};
     if (o.tokenizer == "bytes") {
       if (o.vocab_size < 256)
         fail("--vocab_size=", o.vocab_size, " is smaller than the 256 tokens of --tokenizer=bytes");
@@ -59,28 +103,27 @@ Corpus load_corpus(const Options& o) {
     } else {
       const std::string path =
           (fs::path(cache_folder()) / concat("tokenizer-", o.vocab_size, ".model")).string();
-      c.tokenizer = data::BpeTokenizer::train_or_load(train, {.vocab_size = o.vocab_size}, path);
+      c.tokenizer = data::BpeTokenizer::train_or_load(trained, {.vocab_size = o.vocab_size}, path);
     }
-    c.train = std::make_shared<data::TokenDataset>(
-        data::TokenDataset::from_text(train, *c.tokenizer, o.seq_len));
-    if (!held_out.empty())
-      c.validation = std::make_shared<data::TokenDataset>(
-          data::TokenDataset::from_text(held_out, *c.tokenizer, o.seq_len));
+    train = of_text(o, std::string(trained), *c.tokenizer);
+    if (!held_out.empty()) validation = of_text(o, std::string(held_out), *c.tokenizer);
     c.description = concat(text.size() / 1'000'000.0 < 1 ? concat(text.size() / 1000, " kB")
                                                          : concat(text.size() / 1'000'000, " MB"),
-                           " of text, ", c.train->token_count(), " tokens (", c.tokenizer->name(),
-                           ", ", c.tokenizer->vocab_size(), " words)");
+                           " of text, ", train.tokens, " tokens (", c.tokenizer->name(), ", ",
+                           c.tokenizer->vocab_size(), " words)");
   }
+  if (o.pack_documents)
+    c.description += concat(", documents packed, ", int(100 * train.fill), "% of places used");
   if (!o.val_data.empty()) {
     if (all_token_files(o.val_data))
-      c.validation = std::make_shared<data::TokenDataset>(o.val_data, token_options(o));
+      validation = of_files(o, o.val_data);
     else if (c.tokenizer)
-      c.validation = std::make_shared<data::TokenDataset>(
-          data::TokenDataset::from_text(data::read_text(o.val_data), *c.tokenizer, o.seq_len));
+      validation = of_text(o, data::read_text(o.val_data), *c.tokenizer);
     else
       fail("--val_data is text, but --data are token files: their tokenizer is not known");
   }
-  if (c.validation && c.tokenizer) c.bytes_per_token = c.validation->bytes_per_token();
+  c.train = train.samples, c.validation = validation.samples;
+  if (c.tokenizer) c.bytes_per_token = validation.bytes_per_token;
   return c;
 }
 

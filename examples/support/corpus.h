@@ -10,10 +10,10 @@
 namespace examples {
 
 struct Corpus {
-  std::shared_ptr<sherd::data::Tokenizer> tokenizer;             // none for .bin files
-  std::shared_ptr<sherd::data::TokenDataset> train, validation;  // validation may be missing
-  double bytes_per_token = 0;  // of the validation text; 0: not known
-  std::string description;     // one line
+  std::shared_ptr<sherd::data::Tokenizer> tokenizer;        // none for .bin files
+  std::shared_ptr<sherd::data::Dataset> train, validation;  // validation may be missing
+  double bytes_per_token = 0;                               // of the validation text; 0: not known
+  std::string description;                                  // one line
 };
 
 // Reads what the options say; trains the tokenizer or takes it from its cache. Every rank calls it;

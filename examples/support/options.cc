@@ -93,6 +93,10 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   run->add_option("--precision", o.precision, "fp32, bf16, or fp16 with a scaled loss")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 
+  run->add_flag("--nan_check", o.nan_check,
+                "look for the first NaN or infinity, and end with the name of its module or "
+                "parameter (slow)");
+
   auto* model = group("Model");
   model->add_option("--preset", o.preset, "laptop or seed")
       ->check(CLI::IsMember({"laptop", "seed"}));
@@ -128,6 +132,11 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   data->add_option("--val_data", o.val_data, "validation data of the same kind")->take_all();
   data->add_option("--tokenizer", o.tokenizer, "bytes or bpe")
       ->check(CLI::IsMember({"bytes", "bpe"}));
+  data->add_flag("--pack_documents", o.pack_documents,
+                 "several documents a sequence, none of which sees another: lines of text, or what "
+                 "ends with --end_id in token files");
+  data->add_option("--end_id", o.end_id, "token that ends a document of a .bin file")
+      ->check(CLI::Range(int64_t(0), int64_t(65535)));
   data->add_flag("--shuffle", o.shuffle, "(default true)");
   data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")
       ->check(CLI::NonNegativeNumber);

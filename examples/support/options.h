@@ -20,6 +20,7 @@ struct Options {
   bool cpu_offload = false;
   int64_t wrap_min_params = 0;  // 0: a unit a block
   std::string precision = "fp32";
+  bool nan_check = false;
   // ---- the model
   std::string preset = "laptop";
   int64_t layers = 4, dim = 256, ff_dim = 1024, heads = 8, vocab_size = 2048, seq_len = 128;
@@ -34,6 +35,8 @@ struct Options {
   // ---- data
   std::vector<std::string> data, val_data;
   std::string tokenizer = "bpe";
+  bool pack_documents = false;
+  int64_t end_id = 0;  // of a document in token files
   bool shuffle = true;
   int64_t eval_interval = 100;
   // ---- sampling

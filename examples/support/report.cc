@@ -70,7 +70,9 @@ void Reporter::step(const StepReport& r) {
                       {"lr", r.lr},
                       {"tokens_per_s", r.tokens_per_s},
                       {"step_ms", r.step_ms},
-                      {"peak_mem_mib", r.peak_mem_mib}};
+                      {"peak_mem_mib", r.peak_mem_mib},
+                      {"comm_bytes", r.comm_bytes},
+                      {"exposed_ms", r.exposed_ms}};
   j.update(r.extra);
   write(j);
   const auto now = Clock::now();
@@ -81,10 +83,14 @@ void Reporter::step(const StepReport& r) {
   last_line_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const double eta = elapsed / double(r.step - first_step_) * double(r.steps - r.step);
+  const std::string comm =
+      r.comm_bytes == 0 ? ""
+                        : format("  exchanged %.0f MiB, %.1f%% exposed",
+                                 double(r.comm_bytes) / (1 << 20), 100 * r.exposed_ms / r.step_ms);
   const std::string line =
-      format("step %lld/%lld  loss %.4f  %.0f tokens/s  %.0f%% of peak  %.0f MiB a rank  ETA %s",
+      format("step %lld/%lld  loss %.4f  %.0f tokens/s  %.0f%% of peak  %.0f MiB a rank%s  ETA %s",
              (long long)r.step, (long long)r.steps, r.loss, r.tokens_per_s, 100 * r.flops_share,
-             r.peak_mem_mib, duration(eta).c_str());
+             r.peak_mem_mib, comm.c_str(), duration(eta).c_str());
   if (terminal_) {
     std::fputs(("\r" + line + "\033[K").c_str(), stdout);
     open_line_ = true;

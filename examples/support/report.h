@@ -13,7 +13,9 @@ struct StepReport {
   int64_t step = 0, steps = 0;
   double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, step_ms = 0, peak_mem_mib = 0,
          flops_share = 0;
-  nlohmann::json extra;  // collectives, bytes
+  int64_t comm_bytes = 0;  // payload of all collectives of the step, of one rank
+  double exposed_ms = 0;   // that this rank stood waiting for them
+  nlohmann::json extra;    // collectives by kind
 };
 
 // On rank 0; elsewhere everything does nothing.

@@ -55,7 +55,16 @@ TEST_F(BigModelProgram, Log) {
     EXPECT_EQ(s["all_gather"]["calls"], 3 + 2 + 1);  // the one of the losses
     EXPECT_EQ(s["reduce_scatter"]["calls"], 3);
     EXPECT_EQ(s["all_reduce"]["calls"], 1);  // the norm
+    int64_t bytes = 0;
+    for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"})
+      bytes += s[kind]["bytes"].get<int64_t>();
+    EXPECT_EQ(s["comm_bytes"], bytes);
+    EXPECT_GT(bytes, 3 * config["parameters"].get<int64_t>());
+    EXPECT_GT(s["exposed_ms"].get<double>(), 0);
+    EXPECT_LT(s["exposed_ms"].get<double>(), s["step_ms"].get<double>());
   }
+  EXPECT_NE(r.out.find("  exchanged "), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("% exposed"), std::string::npos) << r.out;
   const auto validations = lines_with(log, "val_loss");
   ASSERT_EQ(validations.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
@@ -105,6 +114,41 @@ TEST_F(BigModelProgram, TextWithBytes) {
   EXPECT_NE(r.out.find("line 7"), std::string::npos) << r.out;
 }
 
+// The model knows no positions, so what packing puts beside a document must not matter.
+TEST_F(BigModelProgram, PackedDocumentsDoNotSeeEachOther) {
+  std::string text, tokens;
+  for (int i = 0; i < 400; ++i) {
+    const std::string line =
+        std::string("abcdefghijklmnop").substr(0, 2 + i * 7919 % 13) + "\n";  // up to 15 tokens
+    text += line;
+    for (char c : line) tokens += c == '\n' ? std::string(2, '\0') : std::string{c, '\0'};
+  }
+  std::ofstream(folder_ + "/text.txt") << text;
+  std::ofstream(folder_ + "/tokens.bin") << tokens;
+  const auto validation = [&](const Flags& flags) {
+    const dist::Result r =
+        big_model(without_data(small_run(2)) + flags +
+                  Flags{"--vocab_size=256", "--steps=10", "--eval_interval=10",
+                        "--max_new_tokens=0", "--log_jsonl=" + folder_ + "/log"});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    std::vector<double> losses;
+    for (auto& v : lines_with(read_log(folder_ + "/log"), "val_loss"))
+      losses.push_back(v["val_loss"]);
+    EXPECT_EQ(losses.size(), 2u);
+    EXPECT_LT(losses[1], losses[0]);
+    return losses[0];
+  };
+  const Flags bytes{"--data=" + folder_ + "/text.txt", "--val_data=" + folder_ + "/text.txt",
+                    "--tokenizer=bytes", "--pack_documents"};
+  const double narrow = validation(bytes + Flags{"--seq_len=16"});
+  EXPECT_NEAR(validation(bytes + Flags{"--seq_len=50"}), narrow, 1e-5);
+  // The same documents with another last token, each seen by itself again.
+  const Flags files{"--data=" + folder_ + "/tokens.bin", "--val_data=" + folder_ + "/tokens.bin"};
+  const double of_files = validation(files + Flags{"--pack_documents", "--seq_len=16"});
+  EXPECT_NEAR(validation(files + Flags{"--pack_documents", "--seq_len=50"}), of_files, 1e-5);
+  EXPECT_GT(std::abs(validation(files + Flags{"--seq_len=50"}) - of_files), 1e-4);
+}
+
 TEST_F(BigModelProgram, RelativePathsAreTheUsers) {
   fs::copy(concat(kGoldens, "bigmodel_odd/tokens.bin"), folder_ + "/tokens.bin");
   fs::copy(concat(kGoldens, "bigmodel_odd/init.safetensors"), folder_ + "/init.safetensors");
@@ -132,6 +176,35 @@ TEST_F(BigModelProgram, BooleanFlags) {
   EXPECT_EQ(log({})["activation_checkpointing"], false);
   EXPECT_EQ(log({"--activation_checkpointing"})["activation_checkpointing"], true);
   EXPECT_EQ(log({"--activation_checkpointing=false"})["activation_checkpointing"], false);
+}
+
+// One rank exchanges nothing; a hybrid job's bytes are those of all its groups.
+TEST_F(BigModelProgram, ExchangedBytes) {
+  const auto bytes = [&](const Flags& flags) {
+    const dist::Result r =
+        big_model(flags + Flags{"--steps=2", "--max_norm=0", "--log_jsonl=" + folder_ + "/log"});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    return lines_with(read_log(folder_ + "/log"), "loss").at(1)["comm_bytes"].get<int64_t>();
+  };
+  EXPECT_EQ(bytes(small_run(1)), 0);
+  const int64_t full = bytes(small_run(4)),
+                hybrid =
+                    bytes(small_run(4) + Flags{"--strategy=hybrid_shard", "--shard_group_size=2"});
+  EXPECT_GT(hybrid, full);  // the pieces' sums over the replicas besides
+}
+
+TEST_F(BigModelProgram, NanCheckNamesTheFirstModule) {
+  const Flags flags{"--steps=50", "--lr=1e30", "--warmup_steps=0", "--schedule=constant"};
+  const dist::Result plain = big_model(small_run(2) + flags);
+  EXPECT_EQ(plain.exit_code, 1);
+  EXPECT_NE(plain.err.find("--nan_check to see where it comes from"), std::string::npos)
+      << plain.err;
+  const dist::Result checked = big_model(small_run(2) + flags + Flags{"--nan_check"});
+  EXPECT_EQ(checked.exit_code, 1);
+  EXPECT_NE(checked.err.find("[nan_check] "), std::string::npos) << checked.err;
+  EXPECT_NE(checked.err.find("layers.0"), std::string::npos) << checked.err;
+  const dist::Result well = big_model(small_run(2) + Flags{"--steps=2", "--nan_check"});
+  EXPECT_EQ(well.exit_code, 0) << well.err;
 }
 
 TEST_F(BigModelProgram, AnEmptyValueIsAValue) {
