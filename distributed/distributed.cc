@@ -7,6 +7,7 @@
 
 #include "core/context.h"
 #include "distributed/gloo/gloo_mesh.h"
+#include "distributed/hosts_exchange.h"
 #include "distributed/mesh_process_group.h"
 #include "distributed/shm/shm_mesh.h"
 #include "distributed/tcp_store.h"
@@ -52,7 +53,8 @@ std::string chosen_backend(const InitOptions& options) {
 // All ranks find the same, members or not.
 std::string backend_for(const Job& job, const std::vector<int>& ranks) {
   if (job.backend != "auto") return job.backend;
-  return ranks.size() <= 1 || job.node->share_memory(ranks) ? "shm" : "gloo";
+  if (ranks.size() <= 1 || job.node->share_memory(ranks)) return "shm";
+  return job.node->ranks_per_host(ranks) > 0 ? "shm+gloo" : "gloo";
 }
 
 Group make_group(const Job& job, std::string name, int rank, std::vector<int> ranks,
@@ -67,6 +69,17 @@ Group make_group(const Job& job, std::string name, int rank, std::vector<int> ra
     init.exchange = std::move(shm.exchange);
   } else if (rank >= 0 && size > 1) {
     init.mesh = connect_gloo_mesh(rank, size, *store, job.address, timeout);
+  }
+  if (rank >= 0 && init.backend == "shm+gloo") {
+    const int width = job.node->ranks_per_host(ranks), first = rank / width * width;
+    PrefixStore host_store(concat("host", rank / width), store);
+    ShmTransport shm =
+        connect_shm(job.node, rank - first, {ranks.begin() + first, ranks.begin() + first + width},
+                    host_store, timeout);
+    HostsTransport hosts = connect_hosts(
+        std::move(init.mesh), {std::move(shm.mesh), std::move(shm.exchange)}, rank, size, width);
+    init.mesh = std::move(hosts.mesh);
+    init.exchange = std::move(hosts.exchange);
   }
   return std::make_shared<MeshProcessGroup>(std::move(init));
 }

@@ -44,7 +44,7 @@ class FailureRecord {
   std::string refusal_of(int rank, uint64_t sequence);
   std::string taken(const std::string& record);     // its text; notes what it is of
   std::string await_record(Milliseconds patience);  // empty: there is none
-  void await_readers(bool all = false);  // all ranks, or those that have answered
+  void await_readers(bool all = false);             // all ranks, or those that have answered
   std::string report(const Where& here, Milliseconds waited);
   std::string names(const std::vector<int>& group_ranks) const;
 

@@ -115,17 +115,6 @@ Combine combine_for(ReduceOp op, DType dtype) {
   });
 }
 
-void divide(DType dtype, char* x, int64_t n, int divisor) {
-  visit(dtype, [&]<class T>(Type<T>) {
-    T* p = reinterpret_cast<T*>(x);
-    if constexpr (kHalf<T>) {
-      for (int64_t i = 0; i < n; ++i) p[i] = narrow<T>(widen(p[i]) / float(divisor));
-    } else if constexpr (std::is_floating_point_v<T>) {
-      for (int64_t i = 0; i < n; ++i) p[i] /= T(divisor);
-    }
-  });
-}
-
 struct Tree {
   std::span<const char* const> inputs;
   Combine combine;
@@ -146,6 +135,17 @@ struct Tree {
 
 }  // namespace
 
+void divide_by(int ranks, DType dtype, char* x, int64_t n) {
+  visit(dtype, [&]<class T>(Type<T>) {
+    T* p = reinterpret_cast<T*>(x);
+    if constexpr (kHalf<T>) {
+      for (int64_t i = 0; i < n; ++i) p[i] = narrow<T>(widen(p[i]) / float(ranks));
+    } else if constexpr (std::is_floating_point_v<T>) {
+      for (int64_t i = 0; i < n; ++i) p[i] /= T(ranks);
+    }
+  });
+}
+
 void tree_reduce(ReduceOp op, DType dtype, std::span<const char* const> inputs, char* out,
                  int64_t n) {
   check_reduce_op("reduce", op, dtype);
@@ -158,7 +158,7 @@ void tree_reduce(ReduceOp op, DType dtype, std::span<const char* const> inputs, 
     const int64_t m = std::min(n - i, kBlockBytes / element);
     Tree{inputs, combine, i * element, m, m * element}.node(0, ranks, out + i * element);
   }
-  if (op == ReduceOp::kAvg && ranks > 1) divide(dtype, out, n, ranks);
+  if (op == ReduceOp::kAvg && ranks > 1) divide_by(ranks, dtype, out, n);
 }
 
 }  // namespace sherd::dist

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -266,6 +267,23 @@ void Node::watch() {
 }
 
 bool Node::has(int rank) const { return std::binary_search(ranks_.begin(), ranks_.end(), rank); }
+
+int Node::ranks_per_host(const std::vector<int>& ranks) const {
+  std::vector<std::string> seen;
+  size_t width = 0;
+  for (size_t first = 0; first < ranks.size();) {
+    const std::string& host = hosts_[ranks[first]];
+    size_t end = first;
+    while (end < ranks.size() && hosts_[ranks[end]] == host) ++end;
+    if (first == 0) width = end;
+    if (host.empty() || end - first != width || !std::has_single_bit(width) || width < 2 ||
+        std::count(seen.begin(), seen.end(), host) > 0)
+      return 0;
+    seen.push_back(host);
+    first = end;
+  }
+  return seen.size() > 1 ? int(width) : 0;
+}
 
 bool Node::share_memory(const std::vector<int>& ranks) const {
   return !hosts_[ranks[0]].empty() && std::all_of(ranks.begin(), ranks.end(), [&](int r) {

@@ -45,6 +45,9 @@ class Node {
   bool has(int rank) const;
   // Are all of these ranks of the job, wherever they are, on one host that lets them share memory?
   bool share_memory(const std::vector<int>& ranks) const;
+  // Are these ranks of the job, in this order, those of one host after another, as many of each, a
+  // power of two from 2? Then how many; else 0.
+  int ranks_per_host(const std::vector<int>& ranks) const;
   const std::string& why_not() const { return why_not_; }
 
   Arena& arena() const { return *arena_; }
