@@ -146,6 +146,23 @@ TEST_F(Hosts, HybridShardingWithinAHostAndCopiesAcross) {
             losses[1].substr(0, 13));  // "loss":4.8126: the sums' order differs
 }
 
+TEST_F(Hosts, SharedMemoryWithinAndTcpAcrossGiveTheBitsOfTcp) {
+  std::string losses[2];
+  for (const char* backend : {"auto", "gloo"}) {
+    const std::string name = std::string(backend) + ".log";
+    const Words steps = training({"--steps=5", std::string("--backend=") + backend}, name);
+    Program &a = start(0, c10d({"--nproc_per_node=2"}), steps),
+            &b = start(1, c10d({"--nproc_per_node=2"}), steps);
+    const Result first = a.wait(), second = b.wait();
+    EXPECT_EQ(first.exit_code + second.exit_code, 0) << first.err << second.err;
+    const bool is_auto = backend[0] == 'a';
+    EXPECT_HAS(log(name), is_auto ? "\"backend\":\"shm+gloo\"" : "\"backend\":\"gloo\"");
+    losses[is_auto] = last_loss(log(name));
+  }
+  EXPECT_NE(losses[0], "none");
+  EXPECT_EQ(losses[0], losses[1]);  // all digits
+}
+
 TEST_F(Hosts, WithoutATokenTheyWarnAndMeetAllTheSame) {
   const Words steps = training({"--steps=2"});
   Program &a = start(0, c10d(), steps, false), &b = start(1, c10d(), steps, false);
