@@ -27,7 +27,7 @@ struct Job {
   std::shared_ptr<Node> node;  // unless the backend is gloo
   Milliseconds timeout{};
   int local_rank = 0, local_world_size = 1, groups_made = 0;
-  std::map<std::string, int> local_groups_made;  // by their list of ranks
+  std::map<std::string, int> local_groups_made;           // by their list of ranks
   std::map<std::string, int> splits_made, barriers_made;  // by group; the latter: monitored ones
 };
 
