@@ -59,7 +59,14 @@ void FailureRecord::note_refusal(uint64_t sequence, const std::string& text) {
   }
 }
 
-std::string FailureRecord::refusal_of(int rank, uint64_t sequence) {
+void FailureRecord::forget_refusal() {
+  try {
+    store_->delete_key(concat("refused/", rank_));
+  } catch (const std::exception&) {  // a record will say too much
+  }
+}
+
+std::string FailureRecord::refusal_of(int rank) {
   const std::string key = concat("refused/", rank);
   if (!store_->check({key})) return "";
   std::istringstream in(store_->get(key));
@@ -68,7 +75,6 @@ std::string FailureRecord::refusal_of(int rank, uint64_t sequence) {
   in >> refused;
   in.get();
   std::getline(in, text, '\0');
-  if (refused < sequence) return "";
   return concat("; before, it was refused call #", refused, ": ", text);
 }
 
@@ -146,7 +152,7 @@ std::string FailureRecord::report(const Where& here, Milliseconds waited) {
                      w.inside          ? " is in "
                      : w.sequence == 0 ? " has entered no collective yet"
                                        : " has entered nothing since ",
-                     w.doing, w.inside ? "" : refusal_of(r, here.sequence));
+                     w.doing, w.inside ? "" : refusal_of(r));
   }
   std::string s = concat("group '", group_, "': rank ", ranks_[rank_], " waited ", waited.count(),
                          " ms in ", here.doing, ". Arrived: ", names(arrived));
@@ -178,7 +184,7 @@ std::string FailureRecord::of_lost(const Where& here, const std::vector<int>& lo
       }
       std::this_thread::sleep_for(Milliseconds(20));
     }
-    for (const int rank : lost) text += refusal_of(rank, here.sequence);
+    for (const int rank : lost) text += refusal_of(rank);
   } catch (const std::exception& e) {
     return concat(text, " (", e.what(), ")");
   }

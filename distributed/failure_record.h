@@ -38,10 +38,10 @@ class FailureRecord {
   // This rank did not make call `sequence`, since an argument was refused with `text`. Records that
   // find it missing there say so. Never throws.
   void note_refusal(uint64_t sequence, const std::string& text);
+  void forget_refusal();  // it made the call after all. Never throws.
 
  private:
-  // In call `sequence` or later; empty: none.
-  std::string refusal_of(int rank, uint64_t sequence);
+  std::string refusal_of(int rank);                 // empty: none
   std::string taken(const std::string& record);     // its text; notes what it is of
   std::string await_record(Milliseconds patience);  // empty: there is none
   void await_readers(bool all = false);             // all ranks, or those that have answered

@@ -89,6 +89,7 @@ Work MeshProcessGroup::issue(const CollectiveTag& tag, std::vector<int> partners
                              Body body) {
   Operation operation{tag, std::move(partners), options, std::move(body), Event::pending()};
   const Work work(operation.done, nullptr, waited_ns_);
+  if (was_refused_.exchange(false)) record_.forget_refusal();
   {
     std::lock_guard lock(mutex_);
     check_alive(name_of(tag.kind));
@@ -127,6 +128,7 @@ void MeshProcessGroup::refused(const std::string& text) {
     if (!mesh_ || failed_ || leaving_) return;
     call = sequence_ + 1;
   }
+  was_refused_ = true;
   record_.note_refusal(call, text);
   if (!checks_all_) return;
   fail_group([&] {

@@ -93,7 +93,8 @@ class MeshProcessGroup : public ProcessGroup {
   std::unique_ptr<Mesh> mesh_;
   FailureRecord record_;
   FlightRecorder flight_;
-  const bool checks_all_;  // SHERD_DEBUG=collectives
+  const bool checks_all_;                  // SHERD_DEBUG=collectives
+  std::atomic<bool> was_refused_ = false;  // the call that is next: the store says why
   std::unique_ptr<Exchange> exchange_;
   Context& context_;
 

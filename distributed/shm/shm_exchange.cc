@@ -85,8 +85,9 @@ bool ShmExchange::is_partner(int peer) const {
 void ShmExchange::await_readers(const Turn& turn) {
   for (int r : turn.readers) {
     auto& done = group_->done(rank_, r);
-    group_->await(patience_, ShmGroup::kCollectives, r, deadline_,
-                  [&] { return done.load() >= turn.number; });
+    group_->await(
+        patience_, ShmGroup::kCollectives, r, deadline_, [&] { return done.load() >= turn.number; },
+        ShmGroup::Losses::kOfPeer);
   }
 }
 

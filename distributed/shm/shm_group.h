@@ -65,12 +65,18 @@ class ShmGroup : public Node::Listener {
     return node_->at(ranks_[peer], place, bytes);
   }
 
-  // Returns once `ready()`. ConnectionLost if it can't come any more (peer -1: this group was closed;
-  // else also if any rank died or gave up, whoever is waited for), DeadlinePassed.
+  // Whose end ends a wait. While data are missing: that of any rank that died or gave up, for the peer
+  // may wait for it in turn. Once they are there: the peer's alone, for who has all may leave.
+  enum class Losses : uint8_t { kAny, kOfPeer };
+  // Returns once `ready()`. ConnectionLost if it can't come any more (peer -1: this group was
+  // closed), DeadlinePassed.
   template <class F>
-  void await(Patience& patience, Purpose purpose, int peer, TimePoint deadline, const F& ready) {
+  void await(Patience& patience, Purpose purpose, int peer, TimePoint deadline, const F& ready,
+             Losses losses = Losses::kAny) {
     const bool in_time = patience.wait(control(rank_).bells[purpose], peer, deadline, [&] {
-      return ready() || (peer < 0 ? closed_.load() : is_gone(peer) || is_broken());
+      if (ready()) return true;
+      if (peer < 0) return closed_.load();
+      return is_gone(peer) || (losses == Losses::kAny && is_broken());
     });
     if (ready()) return;
     in_time ? throw_lost(peer) : throw_late();
