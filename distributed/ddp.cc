@@ -1,142 +1,295 @@
 #include "distributed/ddp.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <numeric>
 
 #include "autograd/grad_mode.h"
+#include "distributed/agree.h"
+#include "distributed/broadcast_coalesced.h"
 #include "distributed/distributed.h"
 #include "distributed/verify_models.h"
 
 namespace sherd::dist {
+namespace {
 
-std::vector<std::vector<int>> assign_buckets(const std::vector<int64_t>& bytes,
-                                             const std::vector<DType>& dtypes, int64_t first_limit,
-                                             int64_t limit) {
-  struct Open {
-    std::vector<int> parameters;
-    int64_t bytes = 0;
-    bool first = true;
-  };
-  std::map<DType, Open> open;
-  std::vector<std::vector<int>> buckets;
-  auto close = [&](Open& o) {
-    buckets.push_back(std::move(o.parameters));
-    o = {{}, 0, false};
-  };
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    Open& o = open[dtypes[i]];
-    o.parameters.push_back(int(i));
-    o.bytes += bytes[i];
-    if (o.bytes >= (o.first ? first_limit : limit)) close(o);
+// What a rank tells a Join, beside JoinIteration::kExchanges.
+constexpr int64_t kBroadcastsBuffers = 2;
+
+}  // namespace
+
+// Notes in which order parameters are complete, until buckets are made in that order.
+class DdpReducer::OrderedBucket : public GradBucket {
+ public:
+  OrderedBucket(DdpReducer& reducer, std::vector<Entry> entries, Options options)
+      : GradBucket(std::move(entries), std::move(options)), reducer_(reducer) {}
+  void complete(autograd::AutogradMeta& leaf) override {
+    if (reducer_.rebuild_due_ && reducer_.syncs_now_)
+      reducer_.ready_.push_back(reducer_.index_.at(&leaf));
+    GradBucket::complete(leaf);
   }
-  for (auto& [dtype, o] : open)
-    if (!o.parameters.empty()) close(o);
-  std::sort(buckets.begin(), buckets.end(), [](auto& a, auto& b) { return a[0] < b[0]; });
-  return buckets;
-}
 
-DdpReducer::DdpReducer(nn::Module& module, const DdpOptions& options) : options_(options) {
+ private:
+  DdpReducer& reducer_;
+};
+
+// ---- construction
+DdpReducer::DdpReducer(nn::Module& module, const DdpOptions& options)
+    : options_(options), module_(&module.state()) {
   group_ = options.process_group ? options.process_group : default_group();
   if (group_->rank() < 0) fail("[ddp] this rank is not in the process group ", group_->name());
-  module.materialize();
-  verify_and_broadcast(module);
-  nn::Module::NamedTensors trained;
-  for (auto& [name, p] : module.named_parameters())
-    if (p.requires_grad()) {
-      if (autograd::make_meta(p).sink)
-        fail("[ddp] parameter ", name, " is in another parallel wrapper already");
-      trained.emplace_back(name, p);
-    }
-  if (trained.empty())
-    fail("[ddp] ", module.type_name(), " has no parameter that requires a gradient");
-  build(std::move(trained));
+  divisor_ = group_->size();
+  const auto take = [&] { take_parameters(module); };
+  if (options_.init_sync)
+    all_or_none(group_, take);
+  else
+    take();
+  if (options_.init_sync && group_->size() > 1) {
+    verify(module);
+    std::vector<Tensor> all = module.parameters();
+    for (const Tensor& t : buffers()) all.push_back(t);
+    broadcast_coalesced(group_, all, 0, "ddp construction");
+  }
+  // Backward meets them about in the reverse of the order in which they were declared.
+  std::vector<int> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  build(order);
+  // With unused parameters the order may be another in each step.
+  rebuild_due_ = group_->size() > 1 && buckets_.size() > 1 &&
+                 (options_.static_graph || !options_.find_unused_parameters);
   autograd::add_observer(this);
 }
 
 DdpReducer::~DdpReducer() {
   autograd::remove_observer(this);
-  for (auto& b : buckets_)
-    for (auto& e : b->entries()) e.meta->sink = nullptr;
+  for (auto& [meta, i] : index_) meta->sink = nullptr;
 }
 
-void DdpReducer::verify_and_broadcast(nn::Module& module) {
-  if (group_->size() == 1) return;
+// What may be wrong on this rank alone, before the first collective.
+void DdpReducer::take_parameters(nn::Module& module) {
+  if (!(options_.bucket_cap_mb > 0) || std::isinf(options_.bucket_cap_mb))
+    fail("[ddp] bucket_cap_mb must be a number of MiB above 0, got ", options_.bucket_cap_mb);
+  if (options_.first_bucket_bytes <= 0)
+    fail("[ddp] first_bucket_bytes must be above 0, got ", options_.first_bucket_bytes);
+  module.materialize();
+  for (nn::Slot* s : module.slots())
+    if (s->is_buffer && s->tensor.defined()) buffers_.push_back(s);
+  for (auto& [name, p] : module.named_parameters())
+    if (p.requires_grad()) {
+      autograd::AutogradMeta& meta = autograd::make_meta(p);
+      if (meta.sink) fail("[ddp] parameter ", name, " is in another parallel wrapper already");
+      if (meta.name.empty()) meta.name = name;
+      index_[&meta] = int(parameters_.size());
+      parameters_.emplace_back(name, p);
+    }
+  if (parameters_.empty())
+    fail("[ddp] ", module.type_name(), " has no parameter that requires a gradient");
+}
+
+void DdpReducer::verify(nn::Module& module) const {
   std::vector<std::string> lines;
   for (auto& [name, p] : module.named_parameters())
     lines.push_back(concat("parameter ", name, " ", p.sizes(), " ", p.dtype(),
                            p.requires_grad() ? "" : " frozen"));
   for (auto& [name, t] : module.named_buffers())
     lines.push_back(concat("buffer ", name, " ", t.sizes(), " ", t.dtype()));
+  lines.push_back(concat("bucket_cap_mb ", options_.bucket_cap_mb, ", first_bucket_bytes ",
+                         options_.first_bucket_bytes, ", broadcast_buffers ",
+                         options_.broadcast_buffers, ", find_unused_parameters ",
+                         options_.find_unused_parameters, ", static_graph ",
+                         options_.static_graph));
   verify_equal_on_all_ranks("ddp", group_, lines);
-  NoGrad off;
-  for (auto& named : {module.named_parameters(), module.named_buffers()})
-    for (auto& [name, t] : named)
-      if (t.numel()) {
-        group_->broadcast(t, 0, {.label = "ddp construction, " + name}).wait();
-        t.bump_version();
-      }
 }
 
-void DdpReducer::build(nn::Module::NamedTensors parameters) {
-  std::reverse(parameters.begin(), parameters.end());
+std::vector<Tensor> DdpReducer::buffers() const {
+  std::vector<Tensor> result;
+  for (nn::Slot* s : buffers_) result.push_back(s->tensor);
+  return result;
+}
+
+Device DdpReducer::device() const { return parameters_[0].second.device(); }
+
+std::string DdpReducer::name_of_parameter(int i) const {
+  return concat(parameters_[size_t(i)].first, " (index ", i, ")");
+}
+
+std::vector<std::vector<std::string>> DdpReducer::bucket_names() const {
+  std::vector<std::vector<std::string>> names;
+  for (auto& b : buckets_) {
+    names.emplace_back();
+    for (auto& e : b->entries()) names.back().push_back(e.name);
+  }
+  return names;
+}
+
+// ---- buckets
+void DdpReducer::build(const std::vector<int>& order) {
+  buckets_.clear();
   std::vector<int64_t> bytes;
   std::vector<DType> dtypes;
-  for (auto& [name, p] : parameters) bytes.push_back(p.nbytes()), dtypes.push_back(p.dtype());
-  for (auto& indices :
-       assign_buckets(bytes, dtypes, options_.first_bucket_bytes, options_.bucket_bytes)) {
+  for (int i : order) {
+    const Tensor& p = parameters_[size_t(i)].second;
+    bytes.push_back(p.nbytes()), dtypes.push_back(p.dtype());
+  }
+  const int64_t limit = std::max<int64_t>(1, std::llround(options_.bucket_cap_mb * (1 << 20)));
+  for (auto& places : assign_buckets(bytes, dtypes, options_.first_bucket_bytes, limit)) {
     std::vector<GradBucket::Entry> entries;
+    std::vector<int> members;
     int64_t offset = 0;
-    for (int i : indices) {
-      auto& [name, p] = parameters[i];
-      autograd::AutogradMeta& meta = autograd::make_meta(p);
-      if (meta.name.empty()) meta.name = name;
-      entries.push_back(
-          {Ref<autograd::AutogradMeta>(&meta), name, p.sizes(), offset, {0, p.numel(), offset}});
+    for (int place : places) {
+      const int i = order[size_t(place)];
+      auto& [name, p] = parameters_[size_t(i)];
+      members.push_back(i);
+      entries.push_back({Ref<autograd::AutogradMeta>(&autograd::make_meta(p)),
+                         name,
+                         p.sizes(),
+                         offset,
+                         {0, p.numel(), offset}});
       offset += (p.numel() + 15) / 16 * 16;  // each starts 64-byte aligned in float32
     }
     GradBucket::Options o;
     const int64_t w = group_->size();
     o.padded = (offset + w - 1) / w * w;
-    o.reduce_dtype = o.grad_dtype = dtypes[indices[0]];
+    o.reduce_dtype = o.grad_dtype = dtypes[size_t(places[0])];
     o.replicate = w > 1 ? group_ : nullptr;
-    o.divisor = double(w);
-    auto bucket = std::make_shared<GradBucket>(std::move(entries), o);
+    o.divisor = divisor_;
+    o.gradients_are_views = options_.gradient_as_bucket_view;
+    auto bucket = std::make_shared<OrderedBucket>(*this, std::move(entries), o);
     const size_t k = buckets_.size();
     bucket->on_complete = [this, k] {
       complete_[k] = true;
       ready();
     };
     for (auto& e : bucket->entries()) e.meta->sink = bucket;
+    if (hook_) exchange_with(*bucket, int(k), members);
     buckets_.push_back(std::move(bucket));
   }
+}
+
+// [Note: buckets are made twice] First in the reverse order of declaration, which is a guess; and
+// after the first step that exchanged, in the order in which rank 0's gradients were complete, so
+// that a bucket is full as early as can be. Which parameters share a bucket changes no bit.
+void DdpReducer::rebuild() {
+  rebuild_due_ = false;
+  std::vector<bool> known(parameters_.size());
+  std::vector<int32_t> order;
+  auto add = [&](int i) {
+    if (!known[size_t(i)]) order.push_back(i);
+    known[size_t(i)] = true;
+  };
+  for (int i : ready_) add(i);
+  // What rank 0 did not use (or, in a Join, everything) stays in the old order behind it.
+  for (auto& b : buckets_)
+    for (auto& e : b->entries()) add(index_.at(e.meta.get()));
+  const Tensor shared = tensor<int32_t>(order);
+  group_->broadcast(shared, 0, {.label = "ddp bucket order"}).wait();
+  const int32_t* now = shared.data<int32_t>();
+  ready_.clear();
+  build({now, now + shared.numel()});
+}
+
+void DdpReducer::set_divisor(double divisor) {
+  divisor_ = divisor;
+  for (auto& b : buckets_) b->set_divisor(divisor);
+}
+
+void DdpReducer::register_comm_hook(CommHook hook) {
+  require_idle("register_comm_hook");
+  if (!hook) fail("[register_comm_hook] the hook is empty");
+  if (hook_) fail("[register_comm_hook] there is a hook already: a model has one, for good");
+  hook_ = std::move(hook);
+  for (size_t k = 0; k < buckets_.size(); ++k) {
+    std::vector<int> members;
+    for (auto& e : buckets_[k]->entries()) members.push_back(index_.at(e.meta.get()));
+    exchange_with(*buckets_[k], int(k), members);
+  }
+}
+
+void DdpReducer::exchange_with(GradBucket& bucket, int index, const std::vector<int>& members) {
+  bucket.set_exchange([this, &bucket, index, members](const Tensor& flat, const Tensor& output) {
+    CommBucket b;
+    b.index = index, b.is_last = index + 1 == num_buckets();
+    b.buffer = flat, b.output = output;
+    if (group_->size() > 1) b.replicate_group = group_;
+    b.process_group = group_;
+    for (auto& e : bucket.entries())
+      b.gradients.push_back(over_storage(flat.storage(), e.shape, flat.dtype(), e.offset));
+    for (int i : members) b.parameters.push_back(parameters_[size_t(i)].second);
+    return hook_(b);
+  });
+}
+
+// ---- forward
+bool DdpReducer::broadcasts_buffers() const {
+  return options_.broadcast_buffers && buffers_due_ && module_->training && !buffers_.empty() &&
+         group_->size() > 1;
+}
+
+void DdpReducer::begin_forward() {
+  if (!grad_enabled()) return;
+  const bool broadcasts = broadcasts_buffers();
+  int source = 0;
+  if (join()) {
+    announced_ = sync_;
+    const JoinIteration now = join()->begin(
+        *this, (sync_ ? JoinIteration::kExchanges : 0) | (broadcasts ? kBroadcastsBuffers : 0));
+    source = now.authority();
+    if (!join()->options().divide_by_initial_world_size) set_divisor(now.active());
+  }
+  if (broadcasts) broadcast_coalesced(group_, buffers(), source, "ddp buffers");
+  buffers_due_ = sync_;
+}
+
+// ---- backward
+void DdpReducer::check_usage(const std::vector<bool>& used) {
+  if (options_.static_graph) {
+    if (graph_.empty()) graph_ = used;
+    for (size_t i = 0; i < used.size(); ++i)
+      if (used[i] != graph_[i])
+        fail("[ddp] rank ", group_->rank(), ": the graph changed, parameter ",
+             name_of_parameter(int(i)), used[i] ? " is used now and was not" : " was used",
+             " in the first step", used[i] ? "" : " and is not now",
+             ". static_graph promises the same graph in every step: leave it off");
+    return;
+  }
+  if (options_.find_unused_parameters) return;
+  std::string unused;
+  for (size_t i = 0; i < used.size(); ++i)
+    if (!used[i]) unused += concat(unused.empty() ? " " : ", ", name_of_parameter(int(i)));
+  if (!unused.empty())
+    fail("[ddp] rank ", group_->rank(),
+         ": the reduction of this step could not finish, since the loss does not depend on these "
+         "parameters:",
+         unused,
+         ". The other ranks would wait for their gradients. Use them in forward, freeze them, or "
+         "set find_unused_parameters");
 }
 
 bool DdpReducer::on_plan(const autograd::Plan& plan) {
   if (!plan.accumulates) return false;
   std::map<autograd::GradSink*, std::vector<autograd::AutogradMeta*>> expected;
+  std::vector<bool> used(parameters_.size());
+  bool mine = false;
   for (auto& [leaf, n] : plan.leaves)
-    if (leaf->sink) expected[leaf->sink.get()].push_back(leaf);
-  const bool mine = std::any_of(buckets_.begin(), buckets_.end(),
-                                [&](auto& b) { return expected.count(b.get()); });
+    if (const auto it = index_.find(leaf); it != index_.end()) {
+      expected[leaf->sink.get()].push_back(leaf);
+      used[size_t(it->second)] = mine = true;
+    }
   if (!mine) return false;
   if (plan.create_graph)
     fail("[ddp] create_graph is not supported: take second derivatives of the unwrapped model");
   if (active_) fail("[ddp] a backward began inside another one");
-  std::string unused;
-  for (auto& b : buckets_) {
-    const auto& leaves = expected[b.get()];
-    for (auto& e : b->entries())
-      if (std::none_of(leaves.begin(), leaves.end(), [&](auto* m) { return m == e.meta.get(); }))
-        unused += " " + e.name;
-  }
-  if (!unused.empty() && sync_ && !options_.find_unused_parameters)
-    fail("[ddp] rank ", group_->rank(), ": the loss does not depend on these parameters:", unused,
-         ". The other ranks would wait for their gradients. Use them in forward, freeze them, or "
-         "set "
-         "find_unused_parameters");
+  if (join() && sync_ != announced_)
+    fail(
+        "[ddp] inside a Join, no_sync must hold for forward and backward alike: ranks that ran "
+        "out of inputs were told in forward that gradients ",
+        announced_ ? "are" : "are not", " exchanged");
+  if (sync_) check_usage(used);
   active_ = true;
   syncs_now_ = sync_;
   next_ = 0;
+  ready_.clear();
   complete_.assign(buckets_.size(), false);
   for (size_t k = 0; k < buckets_.size(); ++k) {
     buckets_[k]->expect(expected[buckets_[k].get()]);
@@ -146,13 +299,25 @@ bool DdpReducer::on_plan(const autograd::Plan& plan) {
   return true;
 }
 
+void DdpReducer::reduce(size_t k) {
+  GradBucket::reduce({buckets_[k].get()}, concat("ddp bucket ", k));
+}
+
 // Buckets are exchanged in one order on all ranks, whatever the order in which they complete.
 void DdpReducer::ready() {
   if (!syncs_now_) return;
-  while (next_ < buckets_.size() && complete_[next_]) {
-    GradBucket::reduce({buckets_[next_].get()}, concat("ddp bucket ", next_));
-    ++next_;
+  while (next_ < buckets_.size() && complete_[next_]) reduce(next_++);
+}
+
+// Waits for all buckets. keep: gradients are the averages; otherwise they stay as they were.
+void DdpReducer::finish(bool keep) {
+  try {
+    for (auto& b : buckets_) b->retire(keep);
+  } catch (...) {
+    for (auto& b : buckets_) b->abort();
+    throw;
   }
+  if (rebuild_due_) rebuild();
 }
 
 void DdpReducer::on_end(bool failed) {
@@ -167,7 +332,43 @@ void DdpReducer::on_end(bool failed) {
     return;
   }
   ready();
-  for (auto& b : buckets_) b->retire();
+  finish(true);
+}
+
+// ---- Join
+class DdpReducer::Hook : public JoinHook {
+ public:
+  Hook(DdpReducer& reducer, Join& join) : reducer_(reducer), join_(join) {}
+  ~Hook() override { reducer_.set_divisor(reducer_.group_->size()); }
+
+  void main_hook() override { reducer_.shadow(join_); }
+  void post_hook(bool) override {
+    // The ranks that ran out early did not step, unless a JoinableStep did it for them.
+    std::vector<Tensor> all = reducer_.buffers();
+    if (!join_.has_step())
+      for (auto& [name, p] : reducer_.parameters_) all.push_back(p);
+    broadcast_coalesced(reducer_.group_, all, join_.iteration().authority(), "ddp final model");
+  }
+
+ private:
+  DdpReducer& reducer_;
+  Join& join_;
+};
+
+std::unique_ptr<JoinHook> DdpReducer::join_hook(Join& join) {
+  require_idle("Join");
+  return std::make_unique<Hook>(*this, join);
+}
+
+void DdpReducer::shadow(Join& join) {
+  const JoinIteration now = join.shadow(*this);
+  if (now.note() & kBroadcastsBuffers)
+    broadcast_coalesced(group_, buffers(), now.authority(), "ddp buffers");
+  buffers_due_ = now.exchanges();
+  if (!now.exchanges()) return;
+  if (!join.options().divide_by_initial_world_size) set_divisor(now.active());
+  for (size_t k = 0; k < buckets_.size(); ++k) reduce(k);
+  finish(join.has_step());
 }
 
 }  // namespace sherd::dist

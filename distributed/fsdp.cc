@@ -208,6 +208,37 @@ void FsdpModule::set_gradient_divide_factor(double factor) {
     for (auto& g : r->units()[u]->groups()) g.bucket->set_divisor(factor);
 }
 
+void FsdpModule::set_comm_hook(const dist::CommHook& hook) {
+  const auto r = runtime();
+  r->require_idle("register_comm_hook");
+  const auto units = r->units_of(*module_, true);
+  for (int i : units)
+    for (auto& g : r->units()[i]->groups())
+      if (g.bucket->has_exchange())
+        fail("[register_comm_hook] unit ", r->units()[i]->name(),
+             " has a hook already: one a unit, for good");
+  for (int i : units) {
+    const dist::Unit* u = r->units()[i].get();
+    for (auto& group : u->groups()) {
+      const dist::Unit::FlatGroup* g = &group;
+      const bool is_root = u == &r->root();
+      const dist::Group all = r->group();
+      group.bucket->set_exchange(
+          [u, g, i, is_root, all, hook](const Tensor& flat, const Tensor& output) {
+            dist::CommBucket b;
+            b.index = i, b.is_last = is_root;
+            b.buffer = flat, b.output = output;
+            b.process_group = all;
+            b.shard_group = u->options().shard, b.replicate_group = u->options().replicate;
+            for (auto& e : g->bucket->entries())
+              b.gradients.push_back(over_storage(flat.storage(), e.shape, flat.dtype(), e.offset));
+            for (auto& e : g->entries) b.parameters.push_back(e.local);
+            return hook(b);
+          });
+    }
+  }
+}
+
 dist::SummonFullParams FsdpModule::summon_full_params(const SummonOptions& options) {
   const auto r = runtime();
   return dist::SummonFullParams(r, r->units_of(*module_, options.recurse), options);

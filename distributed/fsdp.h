@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+#include "distributed/comm_hooks.h"
+#include "distributed/join.h"
 #include "distributed/no_sync.h"
 #include "distributed/runtime.h"
 #include "distributed/summon.h"
@@ -50,8 +52,17 @@ class FsdpModule {
 
   using NoSync = dist::NoSync<dist::Runtime>;
   [[nodiscard]] NoSync no_sync() { return NoSync(runtime()); }
-  // The same, by unit and until the next call.
+  // For a Join, with a JoinableStep behind it: see join.h.
+  dist::Joinable& joinable() const { return runtime()->joinable(); }
+  // no_sync, by unit and until the next call.
   void set_requires_gradient_sync(bool on, bool recurse = true);
+
+  // hook(state, bucket) instead of the reduction of this unit and those below: see comm_hooks.h.
+  // Once a unit, before training; on all ranks the same. A unit of several dtypes has a bucket each.
+  template <class State, class Hook>
+  void register_comm_hook(State state, Hook hook) {
+    set_comm_hook([state, hook](dist::CommBucket& bucket) { return hook(state, bucket); });
+  }
 
   // While the result lives, this module and those below show whole parameters: see summon.h.
   [[nodiscard]] dist::SummonFullParams summon_full_params(const SummonOptions& options = {});
@@ -112,6 +123,7 @@ class FsdpModule {
 
  private:
   explicit FsdpModule(nn::Module& unit) : module_(&unit) {}
+  void set_comm_hook(const dist::CommHook& hook);
 
   nn::Module* module_;
 };

@@ -48,11 +48,16 @@ void GradBucket::make_buffer() {
   if (buffer_.defined()) return;
   MemoryScope scope(MemoryCategory::kGradients);
   buffer_ = empty({options_.padded}, options_.reduce_dtype);
+  const int64_t size = size_of(buffer_.dtype());
   int64_t used = 0;
-  for (auto& e : entries_) used = std::max(used, e.offset + e.shape.numel());
-  if (used < options_.padded)
-    std::memset(buffer_.bytes() + used * size_of(buffer_.dtype()), 0,
-                size_t((options_.padded - used) * size_of(buffer_.dtype())));
+  auto zero_until = [&](int64_t end) {
+    if (used < end) std::memset(buffer_.bytes() + used * size, 0, size_t((end - used) * size));
+  };
+  for (auto& e : entries_) {  // by rising offset
+    zero_until(e.offset);
+    used = std::max(used, e.offset + e.shape.numel());
+  }
+  zero_until(options_.padded);
 }
 
 void GradBucket::expect(const std::vector<autograd::AutogradMeta*>& leaves) {
@@ -146,15 +151,18 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
   for (auto* b : buckets) {
     b->make_buffer();
     b->zero_unwritten();
-    b->prescale();
+    if (!b->exchange_) b->prescale();
     b->reducing_ = true;
+    b->label_ = label;
     const int s = size_of_group(b->options_.shard), r = size_of_group(b->options_.replicate);
     if (s * r > 1) {
       b->flags_ = empty({int64_t(b->entries_.size())}, kInt32);
       for (size_t i = 0; i < b->entries_.size(); ++i)
         b->flags_.data<int32_t>()[i] = b->progress_[i].written;
     }
-    if (s > 1)
+    if (b->exchange_) {
+      b->exchange(label);
+    } else if (s > 1)
       scattered.push_back(b);
     else if (r > 1)
       replicated.push_back(b);
@@ -247,10 +255,43 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
   }
 }
 
-void GradBucket::retire() {
+void GradBucket::exchange(const std::string& label) {
+  const Group &shard = options_.shard, &replicate = options_.replicate;
+  sum_ = buffer_;
+  if (size_of_group(shard) > 1) {
+    MemoryScope scope(MemoryCategory::kGradients);
+    sum_ = empty({options_.padded / shard->size()}, options_.reduce_dtype);
+  }
+  exchanged_ = exchange_(buffer_, sum_);
+  flag_sums_ = flags_;
+  CollectiveOptions o;
+  o.label = label;
+  for (const Group& group : {shard, replicate}) {
+    if (size_of_group(group) == 1) continue;
+    const Work work = group->all_reduce_coalesced({flags_}, ReduceOp::kSum, o);
+    o.on_start = [work] { work.event().wait(); };
+    works_.push_back(work);
+  }
+}
+
+// A result in bytes of its own is copied: it may be the hook's for longer.
+void GradBucket::take_exchanged() {
+  const Tensor r = std::exchange(exchanged_, {}).wait();
+  if (!r.defined() || r.numel() != sum_.numel() || r.dtype() != sum_.dtype())
+    fail("[", label_, "] the communication hook returned ",
+         r.defined() ? concat("a tensor of ", r.numel(), " elements of ", r.dtype()) : "nothing",
+         ": expected ", sum_.numel(), " of ", sum_.dtype(), ", as the bucket's output");
+  const Tensor c = contiguous_raw(r);
+  if (c.storage().get() != sum_.storage().get() || c.storage_offset() != 0)
+    copy_raw(sum_, over_storage(c.storage(), sum_.sizes(), sum_.dtype(), c.storage_offset()));
+  result_ = to_raw(sum_, options_.grad_dtype);
+}
+
+void GradBucket::retire(bool keep) {
   if (!reducing_) return;
   try {
     for (auto& w : works_) w.wait();
+    if (exchange_) take_exchanged();
   } catch (...) {
     abort();
     throw;
@@ -266,20 +307,21 @@ void GradBucket::retire() {
         p.written || (flag_sums_.defined() && flag_sums_.data<int32_t>()[i] > 0);
     const bool whole = size_of_group(options_.shard) == 1;
     const Dims shape = whole ? e.shape : Dims{e.owned.numel()};
-    if (!contributed || e.owned.numel() == 0) {
+    if (!keep || !contributed || e.owned.numel() == 0) {
       if (p.shown.defined()) e.meta->grad = p.older;
       // A rank without elements has no gradient, but its hooks run: those of others may wait for it.
-      if (contributed)
+      if (keep && contributed)
         for (auto& hook : e.meta->post_hooks) hook(empty(shape, result_.dtype()));
       continue;
     }
     const Tensor g =
         over_storage(result_.storage(), shape, result_.dtype(), whole ? e.offset : e.owned.at);
     Tensor before = p.shown.defined() ? p.older : e.meta->grad;
+    MemoryScope scope(MemoryCategory::kGradients);
     if (before.defined())
       e.meta->grad = before.add_(g);
     else
-      e.meta->grad = g;
+      e.meta->grad = options_.gradients_are_views ? g : g.clone();
     for (auto& hook : e.meta->post_hooks) hook(e.meta->grad);
   }
   buffer_ = sum_ = result_ = flags_ = flag_sums_ = {};
@@ -292,6 +334,10 @@ void GradBucket::abort() {
       w.wait();
     } catch (const Error&) {  // the backward that failed says so itself
     }
+  }
+  try {
+    std::exchange(exchanged_, {}).wait();
+  } catch (const std::exception&) {  // a hook's
   }
   // A pending sum has the failed backward's contributions in it: it goes, older gradients stay.
   for (size_t i = 0; i < entries_.size(); ++i) {

@@ -21,6 +21,7 @@
 
 #include "autograd/meta.h"
 #include "distributed/flat_layout.h"
+#include "distributed/future.h"
 #include "distributed/process_group.h"
 
 namespace sherd::dist {
@@ -40,6 +41,7 @@ class GradBucket : public autograd::GradSink {
     DType grad_dtype = kFloat32;    // of what grad shows in the end
     Group shard, replicate;         // null: a group of one
     double divisor = 1;
+    bool gradients_are_views = true;  // of the whole sum; otherwise each has bytes of its own
   };
 
   GradBucket(std::vector<Entry> entries, Options options);
@@ -69,8 +71,9 @@ class GradBucket : public autograd::GradSink {
   // Issues the reduction of some buckets as one collective a group of ranks. A collective: every
   // rank calls it for the same buckets, with contributions or without.
   static void reduce(const std::vector<GradBucket*>& buckets, const std::string& label);
+  // keep: writes each parameter's grad. Otherwise they are what they were before this backward.
   // Error of the exchange, if it failed: then as after abort().
-  void retire();
+  void retire(bool keep = true);
   // After a failed backward: waits out a reduction, drops what was collected, pending sums too.
   // Gradients that were reduced before stay.
   void abort();
@@ -80,6 +83,13 @@ class GradBucket : public autograd::GradSink {
   const std::vector<Entry>& entries() const { return entries_; }
   // What the sum over ranks is divided by; default: the number of ranks. Error unless above 0.
   void set_divisor(double divisor);
+  double divisor() const { return options_.divisor; }
+  // Instead of sum and division: gets the flat gradient, in which what nobody wrote is zero, and
+  // where the result is wanted (the flat gradient itself, or this rank's piece), and says what the
+  // result is, of that size and dtype.
+  using Exchange = std::function<Future(const Tensor& flat, const Tensor& output)>;
+  void set_exchange(Exchange exchange) { exchange_ = std::move(exchange); }
+  bool has_exchange() const { return bool(exchange_); }
 
  private:
   struct Progress {
@@ -95,6 +105,8 @@ class GradBucket : public autograd::GradSink {
   void zero_unwritten();
   Tensor finished(const Tensor& sum) const;  // cast up and divided, in place where dtypes allow
   void prescale();
+  void exchange(const std::string& label);
+  void take_exchanged();
 
   std::vector<Entry> entries_;
   Options options_;
@@ -108,6 +120,9 @@ class GradBucket : public autograd::GradSink {
   Tensor sum_, result_;       // [c] in reduce_dtype; in grad_dtype, divided
   Tensor flags_, flag_sums_;  // a number an entry: how many ranks contributed
   std::vector<Work> works_;
+  Exchange exchange_;
+  Future exchanged_;
+  std::string label_;  // of the latest reduction
 };
 
 }  // namespace sherd::dist

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "autograd/checkpoint.h"
+#include "distributed/fsdp_join.h"
 #include "distributed/runtime_hooks.h"
 
 namespace sherd::dist {
@@ -58,6 +59,15 @@ void Runtime::require_idle(const char* what) const {
     fail("[fsdp] ", what, " is not possible during forward or backward of ", root().name());
 }
 
+Joinable& Runtime::joinable() {
+  if (!join_) join_ = std::make_unique<FsdpJoinable>(*this);
+  return *join_;
+}
+void Runtime::repeat(const GatherSchedule::Steps& steps) {
+  carry_out(steps);
+  for (auto& u : units_) u->set_usable(false);
+}
+
 void Runtime::begin_summon() {
   require_idle("summon_full_params");
   check_slots();
@@ -86,6 +96,7 @@ void Runtime::carry_out(const GatherSchedule::Steps& steps) {
 void Runtime::carry_out(const Step& step) {
   Unit& u = *units_[step.unit];
   if (options_.record_trace) stats_.trace.push_back(to_string(step));
+  if (join_) join_->note(step);
   switch (step.kind) {
     case Step::Kind::kGather:
       ++stats_.gathers;
@@ -206,6 +217,8 @@ void Runtime::forward_pre(int unit, const nn::TensorVisitor& inputs) {
   const ForwardKind kind = forward_kind();
   say("pre-forward", unit);
   if (summoned_) fail("[fsdp] forward of ", u.name(), " is not possible inside summon_full_params");
+  if (join_ && depth_ == 0 && kind != ForwardKind::kRecomputation)
+    join_->begin_forward(kind == ForwardKind::kTraining);
   if (depth_ == 0 && kind != ForwardKind::kRecomputation) {
     check_slots();
     cast_buffers();

@@ -27,6 +27,9 @@ struct FsdpStats {
 
 namespace dist {
 
+class FsdpJoinable;
+class Joinable;
+
 class Runtime : public autograd::BackwardObserver, public std::enable_shared_from_this<Runtime> {
  public:
   static std::shared_ptr<Runtime> make(nn::Module& root, const FsdpOptions& options);
@@ -46,6 +49,9 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   bool is_idle() const { return depth_ == 0 && !in_backward_ && !summoned_; }
   // Error, naming `what`, inside a forward, a backward, or summon_full_params.
   void require_idle(const char* what) const;
+  // Its part of a Join: see fsdp_join.h.
+  Joinable& joinable();
+  void repeat(const GatherSchedule::Steps& steps);  // as the schedule once asked for them
   void begin_summon();
   void end_summon() noexcept { summoned_ = false; }
 
@@ -123,6 +129,7 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   GatherSchedule::Counts counts_before_;  // at the last reset_stats()
   std::vector<int> incomplete_;  // by unit: buckets that wait for contributions in this backward
   FsdpStats stats_;
+  std::unique_ptr<FsdpJoinable> join_;  // once it was asked for
 };
 
 }  // namespace dist

@@ -8,6 +8,7 @@
 #include "core/generator.h"
 #include "distributed/debug.h"
 #include "distributed/distributed.h"
+#include "distributed/fsdp_join.h"
 #include "distributed/nodes.h"
 #include "distributed/runtime_hooks.h"
 #include "distributed/verify_models.h"

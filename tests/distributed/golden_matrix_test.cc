@@ -127,7 +127,8 @@ class Training {
     for (auto& [name, t] : golden(run[kCase]).start) start.set(name, t);
     model_.load_state_dict(start);
     if (run[kStrategy] == 0)
-      ddp_.emplace(model_, DdpOptions{.bucket_bytes = 20000, .first_bucket_bytes = 2000});
+      ddp_.emplace(model_,
+                   DdpOptions{.bucket_cap_mb = 20000.0 / (1 << 20), .first_bucket_bytes = 2000});
     else
       shard();
   }

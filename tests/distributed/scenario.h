@@ -100,7 +100,8 @@ struct Way {
   std::function<void(Trainee&)> wrap = nullptr;  // by hand, into trainee.fsdp
 };
 inline Way one_process() { return {.one_process = true}; }
-inline Way ddp_way(const DdpOptions& o = {.bucket_bytes = 512, .first_bucket_bytes = 64}) {
+inline Way ddp_way(const DdpOptions& o = {.bucket_cap_mb = 512.0 / (1 << 20),
+                                          .first_bucket_bytes = 64}) {
   return {.ddp = o};
 }
 inline Way fsdp_way(const FsdpOptions& o) { return {.fsdp = o}; }

@@ -78,7 +78,7 @@ std::vector<float> train(const FsdpOptions* fsdp, int world, int rank, int steps
     runtime = Runtime::make(model, *fsdp);
   else if (world > 0)
     ddp = std::make_unique<DistributedDataParallel<Stack>>(
-        model, DdpOptions{.bucket_bytes = 256, .first_bucket_bytes = 64});
+        model, DdpOptions{.bucket_cap_mb = 256.0 / (1 << 20), .first_bucket_bytes = 64});
   for (int step = 0; step < steps; ++step) {
     if (runtime) runtime->reset_stats();
     for (int micro = 0; micro < accumulate; ++micro) {

@@ -85,7 +85,7 @@ std::vector<std::vector<float>> train(const Combination* run, Precision precisio
                            .reduce_dtype = precision == Precision::kBf16 ? kFloat32 : kBFloat16};
     fsdp.emplace(model, o);
   } else {
-    ddp.emplace(model, DdpOptions{.bucket_bytes = 2000, .first_bucket_bytes = 500});
+    ddp.emplace(model, DdpOptions{.bucket_cap_mb = 2000.0 / (1 << 20), .first_bucket_bytes = 500});
   }
   optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
   Generator data;
