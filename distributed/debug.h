@@ -1,7 +1,8 @@
 // SHERD_DEBUG: checks that cost time, by name, separated by commas.
 //
-//     collectives   every collective's operation, shape, dtype and root are compared between all ranks
-//                   of its group before any data are used, also where the data go to few of them
+//     collectives   every collective's operation, shape, dtype and root are compared between all
+//                   ranks of its group before any data are used, also where the data go to few of
+//                   them
 #pragma once
 #include "distributed/store.h"
 

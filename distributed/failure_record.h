@@ -27,7 +27,8 @@ class FailureRecord {
   // `rank` in the group; `ranks`: global ranks by group rank, for messages.
   FailureRecord(std::shared_ptr<Store> store, int rank, std::vector<int> ranks, std::string group);
 
-  // Each returns the group's text, and blocks for a few seconds at most.
+  // Each returns the group's text. of_text asks the store once; the others wait for what other
+  // ranks have to say, up to 8 seconds, and longer only where the store itself does not answer.
   std::string of_text(const std::string& text);  // for mismatches and local errors
   std::string of_deadline(const Where& here, Milliseconds waited);
   // Was it that a deadline passed, here or on a rank whose record this is?
