@@ -1,8 +1,8 @@
 // SHERD_DEBUG: checks that cost time, and talk, by name, separated by commas.
 //
-//     collectives   every collective's operation, shape, dtype and root are compared between all ranks
-//                   of its group before any data are used, also where the data go to few of them; a
-//                   call whose arguments are refused on one rank ends the group on all
+//     collectives   every collective's operation, shape, dtype and root are compared between all
+//                   ranks of its group before any data are used, also where the data go to few of
+//                   them; a call whose arguments are refused on one rank ends the group on all
 //     fsdp          FSDP tells on stderr when each unit's forward and backward begin and end
 #pragma once
 #include "distributed/store.h"

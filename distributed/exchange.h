@@ -45,6 +45,11 @@ class Exchange {
   };
   using Parts = std::vector<Part>;
   using PartsOfRanks = std::vector<Parts>;  // by rank; the own entry is not looked at
+  static int64_t total_numel(const Parts& parts) {
+    int64_t n = 0;
+    for (const Part& p : parts) n += p.numel;
+    return n;
+  }
 
   virtual ~Exchange() = default;
 

@@ -27,8 +27,9 @@ class FailureRecord {
   // `rank` in the group; `ranks`: global ranks by group rank, for messages.
   FailureRecord(std::shared_ptr<Store> store, int rank, std::vector<int> ranks, std::string group);
 
-  // Each returns the group's text, and blocks for a few seconds at most.
-  // Of anything else. of_deadline: of a wait that has no place in the sequence.
+  // Each returns the group's text. of_text asks the store once; the others wait for what other
+  // ranks have to say, up to 8 seconds, and longer only where the store itself does not answer.
+  // of_text: of anything else. of_deadline: of a wait that has no place in the sequence.
   std::string of_text(const std::string& text, bool of_deadline = false);
   std::string of_deadline(const Where& here, Milliseconds waited);
   // Was it that a deadline passed, here or on a rank whose record this is?

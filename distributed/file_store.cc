@@ -18,37 +18,45 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kMagic = "SHERDFS1";
-constexpr off_t kLife = 0, kTurn = 1;  // the bytes that are locked
+constexpr Milliseconds kFarewell(5000);  // for the lock, by a handle that is closed
+constexpr off_t kLife = 0, kTurn = 1;    // the bytes that are locked
 
-// False: another has it (without `patient`).
-bool lock(int fd, off_t byte, short kind, bool patient) {
+// False: another has it, and did until the deadline. (F_OFD_SETLKW would wait for ever for a
+// process that was stopped.)
+bool lock(int fd, off_t byte, short kind, Clock::time_point deadline) {
   struct flock l {};
   l.l_type = kind;
   l.l_whence = SEEK_SET;
   l.l_start = byte;
   l.l_len = 1;
-  int rc;
-  do rc = fcntl(fd, patient ? F_OFD_SETLKW : F_OFD_SETLK, &l);
-  while (rc != 0 && errno == EINTR);
-  if (rc == 0) return true;
-  if (!patient && (errno == EAGAIN || errno == EACCES)) return false;
-  fail("[file_store] the file cannot be locked: ", std::strerror(errno));
+  auto pause = std::chrono::microseconds(20);
+  while (fcntl(fd, F_OFD_SETLK, &l) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EACCES)
+      fail("[file_store] the file cannot be locked: ", std::strerror(errno));
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::microseconds(2000));
+  }
+  return true;
 }
+bool try_lock(int fd, off_t byte, short kind) { return lock(fd, byte, kind, {}); }
+void unlock(int fd, off_t byte) { lock(fd, byte, F_UNLCK, {}); }
 
 }  // namespace
 
 class FileStore::Locked {
  public:
   explicit Locked(FileStore& store) : store_(store), one_(store.mutex_) {
-    lock(store.fd_, kTurn, F_WRLCK, true);
+    store.take_turn(store.timeout());
     try {
       store.read_on();
     } catch (...) {
-      lock(store.fd_, kTurn, F_UNLCK, true);
+      unlock(store.fd_, kTurn);
       throw;
     }
   }
-  ~Locked() { lock(store_.fd_, kTurn, F_UNLCK, true); }
+  ~Locked() { unlock(store_.fd_, kTurn); }
 
  private:
   FileStore& store_;
@@ -61,12 +69,18 @@ FileStore::FileStore(const std::string& path, Milliseconds timeout) : path_(path
   }
 }
 
+void FileStore::take_turn(Milliseconds patience) {
+  if (!lock(fd_, kTurn, F_WRLCK, Clock::now() + patience))
+    throw StoreTimeout(concat("[store] waited ", patience.count(), " ms for the lock of '", name(),
+                              "': a process that holds it does not go on"));
+}
+
 // False: it was removed meanwhile, once more.
 bool FileStore::open_file() {
   fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd_ < 0) fail("[file_store] cannot open ", path_, ": ", std::strerror(errno));
   try {
-    lock(fd_, kTurn, F_WRLCK, true);
+    take_turn(timeout());
     struct stat opened {
     }, named{};
     const bool is_there = fstat(fd_, &opened) == 0 && stat(path_.c_str(), &named) == 0 &&
@@ -75,7 +89,7 @@ bool FileStore::open_file() {
       close(std::exchange(fd_, -1));
       return false;
     }
-    if (lock(fd_, kLife, F_WRLCK, false)) {  // nobody lives
+    if (try_lock(fd_, kLife, F_WRLCK)) {  // nobody lives
       char magic[kMagic.size()];
       const ssize_t n = pread(fd_, magic, sizeof magic, 0);
       if (n > 0 && std::string_view(magic, size_t(n)) != kMagic.substr(0, size_t(n)))
@@ -84,9 +98,10 @@ bool FileStore::open_file() {
           pwrite(fd_, kMagic.data(), kMagic.size(), 0) != ssize_t(kMagic.size()))
         fail("[file_store] cannot write ", path_, ": ", std::strerror(errno));
     }
-    lock(fd_, kLife, F_RDLCK, true);
+    // Who has it alone has the turn too, and that is this handle.
+    if (!try_lock(fd_, kLife, F_RDLCK)) fail("[file_store] ", path_, " is locked by a stranger");
     read_ = kMagic.size();
-    lock(fd_, kTurn, F_UNLCK, true);
+    unlock(fd_, kTurn);
     return true;
   } catch (...) {
     close(std::exchange(fd_, -1));
@@ -96,8 +111,8 @@ bool FileStore::open_file() {
 
 FileStore::~FileStore() {
   try {
-    lock(fd_, kTurn, F_WRLCK, true);
-    if (lock(fd_, kLife, F_WRLCK, false)) unlink(path_.c_str());
+    take_turn(kFarewell);
+    if (try_lock(fd_, kLife, F_WRLCK)) unlink(path_.c_str());
   } catch (const Error&) {
   }
   close(fd_);
@@ -155,9 +170,14 @@ void FileStore::set(const std::string& key, const std::string& value) {
 }
 
 std::string FileStore::get(const std::string& key) {
-  wait({key});
-  const Locked locked(*this);
-  return values_[key];
+  const auto deadline = Clock::now() + timeout();
+  for (;;) {
+    wait({key},
+         std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(deadline - Clock::now())));
+    const Locked locked(*this);
+    // It may have been deleted in between.
+    if (const auto it = values_.find(key); it != values_.end()) return it->second;
+  }
 }
 
 int64_t FileStore::add(const std::string& key, int64_t amount) {

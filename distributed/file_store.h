@@ -4,11 +4,11 @@
 //     FileStore store("/shared/job7");                 // made if it is not there
 //     dist::init_process_group({.init_method = "file:///shared/job7", .rank = 0, .world_size = 2});
 //
-// [Note: file store] Two locks of the kernel's on the file, one byte each: the first is shared by all
-// handles as long as they live, the second is taken for each call. Who opens the file and can have the
-// first alone finds nobody alive, so what is in it was left by a job that was killed: it starts afresh.
-// Who closes it and can have it alone removes the file. On a network file system these locks must work
-// between its clients (NFS 4: yes).
+// [Note: file store] Two locks of the kernel's on the file, one byte each: the first is shared by
+// all handles as long as they live, the second is taken for each call. Who opens the file and can
+// have the first alone finds nobody alive, so what is in it was left by a job that was killed: it
+// starts afresh. Who closes it and can have it alone removes the file. On a network file system
+// these locks must work between its clients (NFS 4: yes).
 #pragma once
 #include <map>
 #include <mutex>
@@ -21,7 +21,8 @@ namespace sherd::dist {
 
 class FileStore : public Store {
  public:
-  // Error: the file cannot be opened for writing, or is something else than a store.
+  // Error: the file cannot be opened for writing, or is something else than a store. `timeout` is
+  // also for the lock of each call: StoreTimeout, if a process that holds it was stopped.
   explicit FileStore(const std::string& path, Milliseconds timeout = kDefaultTimeout);
   ~FileStore() override;
 
@@ -39,6 +40,7 @@ class FileStore : public Store {
 
  private:
   class Locked;  // the file's second lock, with values_ up to date
+  void take_turn(Milliseconds patience);
   bool open_file();
   void read_on();
   void append(const std::string& key, const std::string* value);

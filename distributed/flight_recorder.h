@@ -1,6 +1,6 @@
-// FlightRecorder: the last collectives of a group on this rank, for the case that it fails: what was
-// issued, what has begun, what has ended, and when. All backends share it, for the group's queue does
-// the recording.
+// FlightRecorder: the last collectives of a group on this rank, for the case that it fails: what
+// was issued, what has begun, what has ended, and when. All backends share it, for the group's
+// queue does the recording.
 //
 //     recorder.issued(tag);  recorder.began(tag.sequence);  recorder.ended(tag.sequence, ok);
 //     uint64_t n = recorder.transfer_issued("send to rank 1, tag 0, of float32 [4]");
@@ -9,7 +9,7 @@
 //     group 'default', rank 3 of 8 (ranks of the job: 0, 1, ...), 2026-01-31 12:00:05 UTC
 //     group 'default': rank 3 waited 600000 ms in #12 all_reduce SUM of float32 [4]. Arrived: ...
 //           #  state         issued at   began after     ended after  collective
-//          11  done         -601.204 s       0.000 s         0.003 s  #11 all_gather of float32 [512]
+//          11  done         -601.204 s       0.000 s         0.003 s  #11 all_gather of float32 [8]
 //          12  failed       -600.001 s       0.001 s       600.000 s  #12 all_reduce SUM of ...
 //     sends and receives, by number, in order of issue:
 //           0  queued       -600.001 s             -               -  send to rank 1, tag 0, of ...
@@ -43,8 +43,8 @@ class FlightRecorder {
   void transfer_ended(uint64_t number, bool well);
 
   std::string text(const std::string& reason) const;
-  // Writes text() into a new file of flight_folder(), and says so on stderr in one line. Returns its
-  // path; empty, and a line that says why, if it cannot be written.
+  // Writes text() into a new file of flight_folder(), and says so on stderr in one line. Returns
+  // its path; empty, and a line that says why, if it cannot be written.
   std::string write(const std::string& reason) const;
 
  private:
@@ -79,7 +79,8 @@ class FlightRecorder {
   std::deque<Transfer> ended_transfers_;  // kKept at most
 };
 
-// SHERD_FLIGHT_RECORD (sherdrun sets it to its log folder, if it has one), else /tmp/sherd-<user id>.
+// SHERD_FLIGHT_RECORD (sherdrun sets it to its log folder, if it has one), else /tmp/sherd-<user
+// id>.
 std::string flight_folder();
 
 }  // namespace sherd::dist

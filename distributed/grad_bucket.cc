@@ -309,7 +309,8 @@ void GradBucket::retire(bool keep) {
     const Dims shape = whole ? e.shape : Dims{e.owned.numel()};
     if (!keep || !contributed || e.owned.numel() == 0) {
       if (p.shown.defined()) e.meta->grad = p.older;
-      // A rank without elements has no gradient, but its hooks run: those of others may wait for it.
+      // A rank without elements has no gradient, but its hooks run: those of others may wait for
+      // it.
       if (keep && contributed)
         for (auto& hook : e.meta->post_hooks) hook(empty(shape, result_.dtype()));
       continue;

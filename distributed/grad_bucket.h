@@ -2,7 +2,7 @@
 // and group of dtypes, DDP some of a bounded size; both are this one engine.
 //
 //     bucket->expect({meta, ...});                    // a backward starts: who will contribute
-//     ...                                             // the engine hands contributions to this sink
+//     ...                                           // the engine hands contributions to this sink
 //     -> on_complete()                                // the last expected leaf is complete
 //     GradBucket::reduce({bucket}, "unit layers.0");  // issue: sum over ranks, cast up, divide
 //     bucket->retire();                               // wait, and write each parameter's grad

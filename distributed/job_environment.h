@@ -1,14 +1,14 @@
-// What the environment says of the job that this process is a rank of, whoever started it: sherdrun,
-// PyTorch's torchrun, Open MPI's mpirun, Slurm's srun, or a shell script that sets RANK and its
-// fellows.
+// What the environment says of the job that this process is a rank of, whoever started it:
+// sherdrun, PyTorch's torchrun, Open MPI's mpirun, Slurm's srun, or a shell script that sets RANK
+// and its fellows.
 //
-//     std::optional<int> rank = rank_from_environment();      // none: nobody started this as a rank
+//     std::optional<int> rank = rank_from_environment();    // none: nobody started this as a rank
 //
-//                      rank                   ranks, of this machine          where the store is
-//     sherdrun, shell  RANK                   WORLD_SIZE, LOCAL_WORLD_SIZE    MASTER_ADDR, MASTER_PORT
-//     torchrun         the same               the same                        see agent_owns_port()
-//     mpirun           OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_(LOCAL_)SIZE    a file, or MASTER_*
-//     srun             SLURM_PROCID           SLURM_STEP_NUM_TASKS, ...       the step's first host
+//                      rank                   ranks, of this machine        where the store is
+//     sherdrun, shell  RANK                   WORLD_SIZE, LOCAL_WORLD_SIZE  MASTER_ADDR, MASTER_PORT
+//     torchrun         the same               the same                      see agent_owns_port()
+//     mpirun           OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_(LOCAL_)SIZE  a file, or MASTER_*
+//     srun             SLURM_PROCID           SLURM_STEP_NUM_TASKS, ...     the step's first host
 //
 // A variable that holds no number where one belongs is an Error which names it.
 #pragma once
@@ -28,13 +28,13 @@ std::optional<int> local_world_size_from_environment();
 bool on_one_machine();  // as many ranks on this machine as in the job
 
 // torchrun's agent may serve a store of its own on MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True),
-// which speaks PyTorch's protocol. On one machine rank 0 then takes a free port; on several it takes
-// MASTER_PORT + 1, or SHERD_MASTER_PORT.
+// which speaks PyTorch's protocol. On one machine rank 0 then takes a free port; on several it
+// takes MASTER_PORT + 1, or SHERD_MASTER_PORT.
 bool agent_owns_port();
 
-// Where rank 0 may write down what is the store's: a path of this run of this job alone, in a folder
-// that the launcher made for it. Empty: there is none. Under an mpirun that names no folder, one of
-// ours in /tmp (Error if it belongs to somebody else).
+// Where rank 0 may write down what is the store's: a path of this run of this job alone, in a
+// folder that the launcher made for it. Empty: there is none. Under an mpirun that names no folder,
+// one of ours in /tmp (Error if it belongs to somebody else).
 std::string announcement_file();
 
 // The first host of this step's list, 127.0.0.1 if it is on one machine; and a port that follows

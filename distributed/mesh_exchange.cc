@@ -10,12 +10,6 @@ namespace {
 
 constexpr uint64_t kTagChannel = 1, kDataChannel = 2;
 
-int64_t total_numel(const Exchange::Parts& parts) {
-  int64_t n = 0;
-  for (const auto& p : parts) n += p.numel;
-  return n;
-}
-
 // Bytes of a part in a message: the next one is aligned for any dtype.
 int64_t padded(const Exchange::Part& p) { return (p.bytes() + 15) / 16 * 16; }
 

@@ -91,11 +91,11 @@ std::string parse_file(const std::string& url, InitOptions& options) {
 
 // ---- on one machine: a file says the port
 
-// [Note: announced store] Where all ranks are on one machine and nobody gave a port that rank 0 could
-// take (under mpirun; under a torchrun whose agent sits on MASTER_PORT), rank 0 listens on any free
-// port and writes port and token into a file, which only its user can read. The folder is one that
-// the launcher made for this run, so the file can be of no other job. Each init_process_group has a
-// number, and rank 0 removes its file when the store is destroyed.
+// [Note: announced store] Where all ranks are on one machine and nobody gave a port that rank 0
+// could take (under mpirun; under a torchrun whose agent sits on MASTER_PORT), rank 0 listens on
+// any free port and writes port and token into a file, which only its user can read. The folder is
+// one that the launcher made for this run, so the file can be of no other job. Each
+// init_process_group has a number, and rank 0 removes its file when the store is destroyed.
 class AnnouncedStore : public TcpStore {
  public:
   AnnouncedStore(const TcpStoreOptions& options, std::string file)

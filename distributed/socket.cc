@@ -98,10 +98,6 @@ std::string SocketAddress::to_string() const {
                                       : concat("[", host(), "]:", port());
 }
 
-Socket::~Socket() {
-  if (fd_ >= 0) close(fd_);
-}
-
 std::vector<SocketAddress> resolve(const std::string& host, int port, const char* purpose) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;

@@ -5,8 +5,9 @@
 
 #include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "distributed/fd.h"
 
 namespace sherd::dist {
 
@@ -21,22 +22,7 @@ struct SocketAddress {
   std::string to_string() const;  // "127.0.0.1:29500", "[::1]:29500"
 };
 
-// Owns a file descriptor.
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& o) noexcept : fd_(std::exchange(o.fd_, -1)) {}
-  Socket& operator=(Socket&& o) noexcept {
-    std::swap(fd_, o.fd_);
-    return *this;
-  }
-  ~Socket();
-  int fd() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
+using Socket = Fd;
 
 // What a name means, IPv4 first. Error if it means nothing: `purpose` says whose name it is
 // ("MASTER_ADDR").

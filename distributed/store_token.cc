@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "core/error.h"
+#include "distributed/hex.h"
 
 namespace sherd::dist {
 
@@ -24,12 +25,7 @@ std::string make_nonce() {
   return bytes;
 }
 
-std::string make_token() {
-  std::string hex;
-  for (const unsigned char c : make_nonce())
-    for (const int digit : {c >> 4, c & 15}) hex += "0123456789abcdef"[digit];
-  return hex;
-}
+std::string make_token() { return hex_of(make_nonce()); }
 
 std::string proof_of(const std::string& token, std::string_view role, std::string_view client_nonce,
                      std::string_view server_nonce) {

@@ -1,10 +1,11 @@
 // The secret that the ranks of a job share, and how each end of a store's connection shows that it
 // knows it.
 //
-//     setenv("SHERD_STORE_TOKEN", make_token().c_str(), 1);      // what sherdrun does for its ranks
+//     setenv("SHERD_STORE_TOKEN", make_token().c_str(), 1);    // what sherdrun does for its ranks
 //
 // The token itself never travels: each end answers the other's random number with an HMAC-SHA256
-// (RFC 2104) under the token, so that neither listening in nor taking the store's port gives it away.
+// (RFC 2104) under the token, so that neither listening in nor taking the store's port gives it
+// away.
 #pragma once
 #include <string>
 #include <string_view>

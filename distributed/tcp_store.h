@@ -4,10 +4,10 @@
 //     TcpStore store({.host = "10.0.0.1", .port = 29500, .serve = rank == 0});
 //
 // [Note: store protocol] A client says "SHERDST2" and a random number, and gets both words from the
-// server; then each shows that it knows the token (store_token.h), the client first. Then frames both
-// ways: length (4 bytes), and as many bytes; a request is a number (what) and its fields, an answer a
-// number (how it went) and one field. All numbers are little endian. Waiting is done in the server,
-// which answers when the keys are there or the time is up.
+// server; then each shows that it knows the token (store_token.h), the client first. Then frames
+// both ways: length (4 bytes), and as many bytes; a request is a number (what) and its fields, an
+// answer a number (how it went) and one field. All numbers are little endian. Waiting is done in
+// the server, which answers when the keys are there or the time is up.
 //
 // [Note: strangers] Who says anything else, or does not show the token in 10 s, is cut off; at most
 // 256 connections are between the two at a time, the oldest making room, and they hold a few bytes
@@ -54,8 +54,8 @@ struct TcpStoreOptions {
 
 class TcpStore : public Store {
  public:
-  // Error: the host is unknown, the port is in use, nobody answered in time, another program did, or
-  // the store has another token.
+  // Error: the host is unknown, the port is in use, nobody answered in time, another program did,
+  // or the store has another token.
   explicit TcpStore(const TcpStoreOptions& options);
   ~TcpStore() override;
 
@@ -79,7 +79,8 @@ class TcpStore : public Store {
 
  private:
   std::string ask(const std::string& request, Milliseconds patience);
-  // `again`: the store was there before, so that a port where nobody listens means that it has ended.
+  // `again`: the store was there before, so that a port where nobody listens means that it has
+  // ended.
   Socket connect(std::chrono::steady_clock::time_point deadline, bool again);
   bool greet(const Socket& socket, const SocketAddress& address,
              std::chrono::steady_clock::time_point deadline);

@@ -13,6 +13,8 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "distributed/fd.h"
+#include "distributed/hex.h"
 
 namespace sherd::dist {
 namespace {
@@ -41,43 +43,29 @@ auto translated(F f) {
   }
 }
 
-// An open folder or file, with a lock on request; closing it unlocks.
-class Descriptor {
+// A folder or file; closing it takes back its lock.
+Fd open_to_read(const std::string& path) {
+  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) fail_with_errno(path);
+  return file;
+}
+bool try_lock(const Fd& file) { return ::flock(file.fd(), LOCK_EX | LOCK_NB) == 0; }
+
+// Waits for it. Does nothing where the file system has no locks.
+class FolderLock {
  public:
-  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ < 0) fail_with_errno(path);
-  }
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  bool try_lock() const { return ::flock(fd_, LOCK_EX | LOCK_NB) == 0; }
-  // Waits. Does nothing where the file system has no locks.
-  void lock() const {
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+  explicit FolderLock(const std::string& folder) : folder_(open_to_read(folder)) {
+    while (::flock(folder_.fd(), LOCK_EX) != 0 && errno == EINTR) {
     }
-  }
-  void sync(const std::string& path) const {
-    if (::fsync(fd_) != 0) fail_with_errno(path);
   }
 
  private:
-  int fd_;
+  Fd folder_;
 };
-
-struct FolderLock {
-  explicit FolderLock(const std::string& folder) : descriptor(folder) { descriptor.lock(); }
-  Descriptor descriptor;
-};
-
-std::string hex(uint64_t v) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(v));
-  return text;
-}
 
 std::string checksum_of_state(const json& state) {
   const std::string text = state.dump();
-  return hex(checksum_of(text.data(), int64_t(text.size())));
+  return hex_of(checksum_of(text.data(), int64_t(text.size())));
 }
 
 std::string unused_name(const std::string& folder, const std::string& what) {
@@ -129,9 +117,9 @@ void remove_leftovers(const std::string& folder) {
   recover(folder);
   for (const char* prefix : {kHidden, kSetAside})
     for (const std::string& path : folders_beginning_with(folder, prefix)) {
-      const Descriptor it(path);
+      const Fd it = open_to_read(path);
       std::error_code ignored;  // what cannot be removed harms nobody
-      if (it.try_lock()) fs::remove_all(path, ignored);
+      if (try_lock(it)) fs::remove_all(path, ignored);
     }
 }
 
@@ -160,10 +148,9 @@ Checkpoint read_checkpoint(const std::string& path, bool checksums) {
     c.step = all.at("step");
     c.state = all.at("state");
     for (const auto& [name, file] : all.at("files").items()) {
-      const std::string digits = file.at("xxh3");
-      FileSummary s{.bytes = file.at("bytes")};
-      std::from_chars(digits.data(), digits.data() + digits.size(), s.checksum, 16);
-      c.files[name] = s;
+      const auto checksum = number_from_hex(file.at("xxh3").get<std::string>());
+      if (!checksum) fail("[checkpoint] ", state_path, " has no checksum of ", name);
+      c.files[name] = {file.at("bytes"), *checksum};
     }
   } catch (const json::exception& e) {
     fail("[checkpoint] ", state_path, " is damaged: ", e.what());
@@ -175,7 +162,7 @@ Checkpoint read_checkpoint(const std::string& path, bool checksums) {
     if (bytes != want.bytes)
       fail("[checkpoint] ", file, " has ", bytes, " bytes, ", want.bytes, " were written");
     if (checksums && summarize_file(file) != want)
-      fail("[checkpoint] ", file, " was changed: its checksum is not ", hex(want.checksum));
+      fail("[checkpoint] ", file, " was changed: its checksum is not ", hex_of(want.checksum));
   }
   return c;
 }
@@ -276,8 +263,9 @@ void remove_checkpoints(const std::string& folder) {
 // Locked while it exists, removed with what is in it at the end, unless it was renamed.
 class CheckpointWriter::HiddenFolder {
  public:
-  explicit HiddenFolder(const std::string& path) : path(make(path)), descriptor_(path) {
-    descriptor_.try_lock();
+  explicit HiddenFolder(const std::string& path)
+      : path(make(path)), descriptor_(open_to_read(path)) {
+    try_lock(descriptor_);
   }
   ~HiddenFolder() {
     std::error_code ignored;
@@ -290,7 +278,7 @@ class CheckpointWriter::HiddenFolder {
     fs::create_directory(path);
     return path;
   }
-  Descriptor descriptor_;
+  Fd descriptor_;
 };
 
 CheckpointWriter::CheckpointWriter(std::string folder, int64_t step, CheckpointOptions options)
@@ -334,7 +322,7 @@ void CheckpointWriter::sync_files() const {
     if (int64_t(fs::file_size(file)) != summary.bytes)
       fail("[checkpoint] ", file, " has ", int64_t(fs::file_size(file)), " bytes, ", summary.bytes,
            " were added");
-    Descriptor(file).sync(file);
+    if (::fsync(open_to_read(file).fd()) != 0) fail_with_errno(file);
   }
   for (const auto& entry : fs::directory_iterator(hidden_->path))
     if (const std::string name = entry.path().filename(); !files_.contains(name))
@@ -345,7 +333,7 @@ void CheckpointWriter::write_state(const json& state) const {
   try {
     json all = {{"format", kFormat}, {"step", step_}, {"state", state}, {"files", json::object()}};
     for (const auto& [name, s] : files_)
-      all["files"][name] = {{"bytes", s.bytes}, {"xxh3", hex(s.checksum)}};
+      all["files"][name] = {{"bytes", s.bytes}, {"xxh3", hex_of(s.checksum)}};
     all = json::parse(all.dump());  // as a reader will see it: a NaN is null
     all["checksum"] = checksum_of_state(all);
     const std::string text = all.dump(1) + "\n";

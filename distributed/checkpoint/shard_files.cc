@@ -12,6 +12,8 @@
 
 #include "core/safetensors.h"
 #include "distributed/agree.h"
+#include "distributed/fd.h"
+#include "distributed/hex.h"
 
 namespace sherd::dist {
 namespace {
@@ -24,16 +26,6 @@ std::string file_of_rank(int rank, int world) {
   return name;
 }
 
-std::string hex_bytes(const Tensor& t) {
-  std::string text;
-  for (int64_t i = 0; i < t.nbytes(); ++i) {
-    char two[3];
-    std::snprintf(two, sizeof two, "%02x", unsigned(uint8_t(t.bytes()[i])));
-    text += two;
-  }
-  return text;
-}
-
 json describe(const LocalState& s) {
   json pieces = json::array();
   for (const ShardPiece& p : s.pieces) {
@@ -42,9 +34,11 @@ json describe(const LocalState& s) {
       fail("[checkpoint] the piece [", p.begin, ", ", p.end, ") of '", p.name,
            "' has values of shape ", p.values.sizes(), " on ", p.values.device(),
            ": as many elements, contiguous and on the cpu, are needed");
+    const std::string_view bytes(p.values.numel() ? p.values.bytes() : "",
+                                 size_t(p.values.nbytes()));
     pieces.push_back({p.name, safetensors_name(p.values.dtype()),
                       std::vector<int64_t>(p.shape.begin(), p.shape.end()), p.begin, p.end,
-                      p.shared || p.values.numel() == 1 ? hex_bytes(p.values) : "", p.shared});
+                      p.shared || p.values.numel() == 1 ? hex_of(bytes) : "", p.shared});
   }
   return {{"pieces", pieces}, {"own", s.own}, {"common", s.common}};
 }
@@ -267,17 +261,12 @@ ShardReader::ShardReader(const Checkpoint& checkpoint) : checkpoint_(checkpoint)
   }
 }
 
-ShardReader::~ShardReader() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
 void ShardReader::open(int file) {
   if (file == open_file_) return;
-  if (descriptor_ >= 0) ::close(descriptor_);
   const std::string path = checkpoint_.path + "/" + index_.files.at(size_t(file)).name;
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  open_file_ = descriptor_ < 0 ? -1 : file;
-  if (descriptor_ < 0)
+  descriptor_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  open_file_ = descriptor_ ? file : -1;
+  if (!descriptor_)
     throw DamagedCheckpoint(concat("[checkpoint] ", path, ": ", std::strerror(errno)));
 }
 
@@ -285,7 +274,7 @@ void ShardReader::read_bytes(int file, int64_t offset, int64_t bytes, void* to) 
   open(file);
   char* p = static_cast<char*>(to);
   while (bytes > 0) {
-    const ssize_t n = ::pread(descriptor_, p, size_t(bytes), offset);
+    const ssize_t n = ::pread(descriptor_.fd(), p, size_t(bytes), offset);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0)
       throw DamagedCheckpoint(concat("[checkpoint] ", checkpoint_.path, "/",

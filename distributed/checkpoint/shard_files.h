@@ -26,6 +26,7 @@
 #include "core/tensor.h"
 #include "distributed/checkpoint/checkpoint_folder.h"
 #include "distributed/checkpoint/shard_index.h"
+#include "distributed/fd.h"
 #include "distributed/process_group.h"
 
 namespace sherd::dist {
@@ -70,9 +71,6 @@ class ShardReader {
   // Reads the index alone, or, of a checkpoint of whole files (model.safetensors and
   // optimizer.safetensors), their headers. DamagedCheckpoint if it is not whole.
   explicit ShardReader(const Checkpoint& checkpoint);
-  ~ShardReader();
-  ShardReader(const ShardReader&) = delete;
-  ShardReader& operator=(const ShardReader&) = delete;
 
   const std::string& path() const { return checkpoint_.path; }
   const ShardIndex& index() const { return index_; }
@@ -92,7 +90,8 @@ class ShardReader {
 
   Checkpoint checkpoint_;
   ShardIndex index_;
-  int open_file_ = -1, descriptor_ = -1;
+  int open_file_ = -1;
+  Fd descriptor_;
   int64_t bytes_read_ = 0;
 };
 

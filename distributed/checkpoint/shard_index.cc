@@ -1,12 +1,11 @@
 #include "distributed/checkpoint/shard_index.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdio>
 
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "core/safetensors.h"
+#include "distributed/hex.h"
 
 namespace sherd::dist {
 namespace {
@@ -14,18 +13,9 @@ namespace {
 using nlohmann::json;
 constexpr int kFormat = 1;
 
-std::string hex(uint64_t v) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(v));
-  return text;
-}
-
-uint64_t from_hex(const std::string& s) {
-  uint64_t v = 0;
-  const auto end = std::from_chars(s.data(), s.data() + s.size(), v, 16);
-  if (end.ec != std::errc() || end.ptr != s.data() + s.size() || s.empty())
-    fail("[checkpoint] the index has '", s, "' for a checksum");
-  return v;
+uint64_t checksum_from(const std::string& digits) {
+  if (const auto number = number_from_hex(digits)) return *number;
+  fail("[checkpoint] the index has '", digits, "' for a checksum");
 }
 
 int64_t to_size(const json& v, const std::string& where) {
@@ -100,7 +90,7 @@ json ShardIndex::to_json() const {
                  {"tensors", json::object()}};
   for (const File& f : files) {
     json checksums = json::array();
-    for (uint64_t c : f.checksums) checksums.push_back(hex(c));
+    for (uint64_t c : f.checksums) checksums.push_back(hex_of(c));
     result["files"].push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3", checksums}});
   }
   for (auto& [name, t] : tensors) {
@@ -132,7 +122,8 @@ ShardIndex ShardIndex::from_json(const json& j) {
       File file{.name = f.at("name").get<std::string>(), .bytes = to_size(f.at("bytes"), "a file")};
       if (file.name.empty() || file.name[0] == '.' || file.name.find('/') != std::string::npos)
         fail("[checkpoint] '", file.name, "' cannot be the name of a checkpoint's file");
-      for (const json& c : f.at("xxh3")) file.checksums.push_back(from_hex(c.get<std::string>()));
+      for (const json& c : f.at("xxh3"))
+        file.checksums.push_back(checksum_from(c.get<std::string>()));
       const int64_t blocks = file.bytes / kChecksumBlock + (file.bytes % kChecksumBlock != 0);
       if (int64_t(file.checksums.size()) != blocks)
         fail("[checkpoint] the index has ", file.checksums.size(), " checksums of ", file.name,

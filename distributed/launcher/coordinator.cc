@@ -16,8 +16,6 @@ using std::chrono::milliseconds;
 // A node that is silent when others fail may be what they fail of.
 constexpr milliseconds kWaitForSilent(3000);
 
-constexpr size_t kMaxDescribed = 8;
-
 std::string seconds_text(Coordinator::TimePoint::duration d) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(d).count());
@@ -61,8 +59,8 @@ const Decision& Coordinator::decide(TimePoint now) {
   return decision_;
 }
 
-// The same node rank twice: one that was killed and started again, or a mistake. Which, the beats of
-// the older will tell.
+// The same node rank twice: one that was killed and started again, or a mistake. Which, the beats
+// of the older will tell.
 void Coordinator::refuse_doubles(TimePoint now) {
   for (auto& [number, member] : members_) {
     if (!member.is_there() || now - member.came <= 2 * options_.lost_after) continue;
@@ -217,10 +215,9 @@ void Coordinator::end_round(TimePoint now) {
   std::stable_sort(ends.begin(), ends.end(),
                    [](const RankEnd& a, const RankEnd& b) { return a.seconds < b.seconds; });
   const auto failures = failures_by_cause(ends);
-  for (size_t i = 0; i < failures.size() && i < kMaxDescribed; ++i)
-    add(describe(failures[i], members_.at(member_of[failures[i].rank]).state.host));
-  if (failures.size() > kMaxDescribed)
-    add(concat("and ", failures.size() - kMaxDescribed, " more failed ranks"));
+  if (!failures.empty())
+    add(describe_all(
+        failures, [&](const RankEnd& end) { return members_.at(member_of[end.rank]).state.host; }));
   if (exit_code == 0) exit_code = launcher_exit_code(failures.front());
   // Arguments that were wrong once will be again.
   must_stop |= !failures.empty() && std::all_of(failures.begin(), failures.end(), is_usage_error);

@@ -1,14 +1,14 @@
-// Coordinator: how node 0 leads a job over several nodes: from what each node says of itself it makes
-// rounds (who runs, with which ranks), and decides what follows a failure. No sockets, no clock of its
-// own: that is membership.h.
+// Coordinator: how node 0 leads a job over several nodes: from what each node says of itself it
+// makes rounds (who runs, with which ranks), and decides what follows a failure. No sockets, no
+// clock of its own: that is membership.h.
 //
 //     Coordinator coordinator(options, now);
 //     for (...) coordinator.hear(member, state, now);     // as often as there is news, or none
 //     Decision d = coordinator.decide(now);
 //
-// [Note: rounds] Members are numbered as they come, node 0 first. A round begins when max_nodes wait
-// for it, or min_nodes have waited for `last_call`; with node ranks given, when each of them waits. It
-// ends
+// [Note: rounds] Members are numbered as they come, node 0 first. A round begins when max_nodes
+// wait for it, or min_nodes have waited for `last_call`; with node ranks given, when each of them
+// waits. It ends
 //  * well, when the ranks of all its nodes did;
 //  * when ranks of a node failed, or a node left, or was not heard of for `lost_after`. Others have
 //    `settle` to report their own failures, so that the cause can be told; then there is another
@@ -44,8 +44,8 @@ class Coordinator {
   Coordinator(const Options& options, TimePoint now);
 
   void hear(int member, const NodeState& state, TimePoint now);
-  // What all nodes are to do now. When it turns to kRunning, master_addr and master_port are left to
-  // the caller.
+  // What all nodes are to do now. When it turns to kRunning, master_addr and master_port are left
+  // to the caller.
   const Decision& decide(TimePoint now);
   // No member but node 0 is still to read the last decision.
   bool all_have_left() const;

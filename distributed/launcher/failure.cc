@@ -63,6 +63,16 @@ std::string describe(const RankEnd& end, const std::string& host) {
   return text;
 }
 
+std::string describe_all(const std::vector<RankEnd>& ends,
+                         const std::function<std::string(const RankEnd&)>& host_of) {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(ends.size(), kMost); ++i)
+    text += (i > 0 ? "\n" : "") + describe(ends[i], host_of(ends[i]));
+  if (ends.size() > kMost) text += concat("\nand ", ends.size() - kMost, " more failed ranks");
+  return text;
+}
+
 int launcher_exit_code(const RankEnd& cause) {
   if (cause.signal != 0) return 128 + cause.signal;
   return cause.exit_code <= 125 ? cause.exit_code : 1;

@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,10 @@ std::vector<RankEnd> failures_by_cause(std::vector<RankEnd> ends);
 
 // "rank 1: killed by SIGKILL" or "rank 2: exit code 3: its error", and below it, indented, where.
 std::string describe(const RankEnd& end, const std::string& host);
+
+// The same of several, which ran where `host_of` says: of eight, and how many more there are.
+std::string describe_all(const std::vector<RankEnd>& ends,
+                         const std::function<std::string(const RankEnd&)>& host_of);
 
 // What the launcher exits with when this is the cause.
 int launcher_exit_code(const RankEnd& cause);

@@ -12,11 +12,21 @@
 #include <utility>
 
 #include "core/error.h"
-#include "distributed/launcher/fd.h"
+#include "distributed/fd.h"
 #include "distributed/launcher/process.h"
 
 namespace sherd::dist {
 namespace {
+
+bool write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  return true;
+}
 
 using std::chrono::milliseconds;
 
@@ -78,19 +88,19 @@ void Job::start(RankSpec spec) {
   // A rank that reads a terminal from outside its foreground group would be stopped.
   if (spec.local_rank != 0 || isatty(0)) {
     null = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (null.get() < 0) fail("[launch] cannot open /dev/null: ", strerror(errno));
-    process.in = null.get();
+    if (null.fd() < 0) fail("[launch] cannot open /dev/null: ", strerror(errno));
+    process.in = null.fd();
   }
-  const bool is_logged = spec.log[0].get() >= 0 || spec.log[1].get() >= 0;
+  const bool is_logged = spec.log[0].fd() >= 0 || spec.log[1].fd() >= 0;
   const bool is_alone = options_.nproc_per_node == 1 && options_.nnodes == 1 && !is_logged;
   const bool is_voice = options_.output == LaunchOutput::kProgram && spec.local_rank == 0;
   if (!is_alone && !is_voice) {
     make_pipe(out_from, out_to);
-    process.out = out_to.get();
+    process.out = out_to.fd();
   }
   if (!is_alone) {
     make_pipe(err_from, err_to);
-    process.err = err_to.get();
+    process.err = err_to.fd();
     rank.is_raw = is_voice;
     redraws_ |= is_voice && isatty(1);
   }
@@ -180,7 +190,7 @@ void Job::read_stream(Rank& rank, Stream& stream, size_t most) {
       stream.splitter.finish(line);
       return;
     }
-    if (stream.log >= 0 && write(stream.log, bytes.data(), bytes.size()) < 0) {
+    if (stream.log >= 0 && !write_all(stream.log, bytes)) {
       // A full disk does not end the job.
       close(std::exchange(stream.log, -1));
     }

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "distributed/fd.h"
 #include "distributed/launcher/failure.h"
-#include "distributed/launcher/fd.h"
 #include "distributed/launcher/launcher.h"
 #include "distributed/launcher/lines.h"
 #include "distributed/launcher/output_queue.h"

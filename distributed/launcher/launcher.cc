@@ -29,8 +29,6 @@ namespace {
 
 constexpr const char* kSelf = "/proc/self/exe";
 
-constexpr size_t kMaxDescribed = 8;  // failed ranks in the summary
-
 bool is_set(const char* name) {
   const char* value = std::getenv(name);
   return value && *value;
@@ -75,7 +73,6 @@ void open_standard_fds() {
 
 // One run of all ranks, as this node sees it.
 struct Round {
-  int number = 1;
   int restarts = 0;
   int group_rank = 0, group_world_size = 1;
   int first_rank = 0, world_size = 0;
@@ -133,14 +130,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& o, const Round& r
 }
 
 std::string summary(const std::vector<RankEnd>& failures) {
-  std::string text;
-  for (size_t i = 0; i < failures.size() && i < kMaxDescribed; ++i) {
-    text += (i > 0 ? "\n" : "") + describe(failures[i], host_name());
-  }
-  if (failures.size() > kMaxDescribed) {
-    text += concat("\nand ", failures.size() - kMaxDescribed, " more failed ranks");
-  }
-  return text;
+  return describe_all(failures, [](const RankEnd&) { return host_name(); });
 }
 
 std::string interruption(int signal) {
@@ -240,8 +230,8 @@ class Launcher {
       RankSpec spec{.rank = round.first_rank + local_rank,
                     .local_rank = local_rank,
                     .environment = rank_environment(options_, round, token_, logs_.folder(),
-                                                    local_rank, fd.get()),
-                    .store_fd = fd.get()};
+                                                    local_rank, fd.fd()),
+                    .store_fd = fd.fd()};
       for (int stream : {1, 2}) {
         spec.log[stream - 1] = logs_.open(attempt_, local_rank, stream);
         spec.is_shown[stream - 1] = logs_.is_shown(local_rank, stream);
@@ -308,8 +298,7 @@ class Launcher {
   }
 
   static Round round_of(Membership& nodes, const Decision& decision) {
-    Round round{.number = decision.round,
-                .restarts = decision.restarts,
+    Round round{.restarts = decision.restarts,
                 .group_rank = *place_of(nodes, decision),
                 .group_world_size = static_cast<int>(decision.nodes.size()),
                 .world_size = decision.world_size,

@@ -17,8 +17,8 @@
 //     GROUP_RANK, GROUP_WORLD_SIZE    this node among the nodes
 //     ROLE_NAME, ROLE_RANK, ROLE_WORLD_SIZE     torchrun's; all ranks have one role
 //     MASTER_ADDR, MASTER_PORT        where rank 0 serves the store
-//     SHERD_STORE_TOKEN               the store's secret: made here for a job on one node, unless it
-//                                     was set; on several, what was set
+//     SHERD_STORE_TOKEN               the store's secret: made here for a job on one node, unless
+//                                     it was set; on several, what was set
 //     TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID
 //     TORCHELASTIC_USE_AGENT_STORE    False: MASTER_PORT is rank 0's
 //     OMP_NUM_THREADS                 max(1, cores of this node / ranks on it), unless it was set

@@ -38,7 +38,7 @@ Fd LogFiles::open(int attempt, int local_rank, int stream) const {
   std::filesystem::create_directories(folder);
   const std::string path = folder + (stream == 1 ? "/stdout.log" : "/stderr.log");
   Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (file.get() < 0) fail("[launch] cannot write ", path, ": ", strerror(errno));
+  if (file.fd() < 0) fail("[launch] cannot write ", path, ": ", strerror(errno));
   return file;
 }
 

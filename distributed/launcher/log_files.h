@@ -5,7 +5,7 @@
 #pragma once
 #include <string>
 
-#include "distributed/launcher/fd.h"
+#include "distributed/fd.h"
 #include "distributed/launcher/launcher.h"
 
 namespace sherd::dist {

@@ -58,7 +58,7 @@ Membership::Membership(const LaunchOptions& options)
     : options_(options),
       loopback_(means_loopback(options.master_addr)),
       listener_(listen_if_first(options, loopback_)),
-      leads_(listener_.fd.get() >= 0),
+      leads_(listener_.fd.fd() >= 0),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   state_.host = options.local_addr.empty() ? host_name() : options.local_addr;
   state_.nproc = options.nproc_per_node;
@@ -83,7 +83,7 @@ int Membership::number() const {
 
 std::optional<Decision> Membership::news() {
   uint64_t count;
-  [[maybe_unused]] const ssize_t n = read(wake_.get(), &count, sizeof count);
+  [[maybe_unused]] const ssize_t n = read(wake_.fd(), &count, sizeof count);
   std::lock_guard lock(mutex_);
   return std::exchange(news_, std::nullopt);
 }
@@ -124,7 +124,7 @@ void Membership::publish(const Decision& decision) {
     news_ = decision;
   }
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
+  [[maybe_unused]] const ssize_t n = write(wake_.fd(), &one, sizeof one);
 }
 
 // Null: we are to end.
@@ -136,7 +136,7 @@ std::unique_ptr<TcpStore> Membership::join() {
           TcpStoreOptions{.host = loopback_ || !leads_ ? options_.master_addr : "localhost",
                           .port = options_.master_port,
                           .serve = leads_,
-                          .listen_fd = listener_.fd.get(),
+                          .listen_fd = listener_.fd.fd(),
                           .timeout = kAttempt,
                           .token = token_from_environment(),
                           .answer_time = options_.lost_after});

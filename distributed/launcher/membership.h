@@ -7,8 +7,8 @@
 //     ... poll nodes.fd(), then nodes.news()
 //     nodes.say_running(round); ... nodes.say_failed(round, ends); ...
 //
-// News are the latest decision; a node that cannot reach node 0 for `lost_after` gets kStop with the
-// reason, of its own making.
+// News are the latest decision; a node that cannot reach node 0 for `lost_after` gets kStop with
+// the reason, of its own making.
 #pragma once
 #include <condition_variable>
 #include <functional>
@@ -18,8 +18,8 @@
 #include <string>
 #include <thread>
 
+#include "distributed/fd.h"
 #include "distributed/launcher/coordinator.h"
-#include "distributed/launcher/fd.h"
 #include "distributed/launcher/launcher.h"
 #include "distributed/launcher/node.h"
 
@@ -38,7 +38,7 @@ class Membership {
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  int fd() const { return wake_.get(); }  // readable while there are news
+  int fd() const { return wake_.fd(); }  // readable while there are news
   // The latest decision, once for each change.
   std::optional<Decision> news();
   int number() const;  // of this member; 0 until it has joined

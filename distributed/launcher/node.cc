@@ -118,7 +118,7 @@ std::string host_name() {
 
 StoreSocket listen_if_free(const std::string& address, int port) {
   Fd fd(address.empty() ? listen_on_all(port) : listen_on_name(address, port));
-  if (fd.get() < 0) {
+  if (fd.fd() < 0) {
     const int error = errno;
     switch (error) {
       case EADDRINUSE:
@@ -131,14 +131,14 @@ StoreSocket listen_if_free(const std::string& address, int port) {
              strerror(error));
     }
   }
-  if (const int high = fcntl(fd.get(), F_DUPFD_CLOEXEC, kLowestStoreFd); high >= 0) fd = Fd(high);
-  const int bound = port_of(fd.get());
+  if (const int high = fcntl(fd.fd(), F_DUPFD_CLOEXEC, kLowestStoreFd); high >= 0) fd = Fd(high);
+  const int bound = port_of(fd.fd());
   return {std::move(fd), bound};
 }
 
 StoreSocket listen_for_store(const std::string& address, int port) {
   StoreSocket store = listen_if_free(address, port);
-  if (store.fd.get() < 0)
+  if (store.fd.fd() < 0)
     fail("[launch] port ", port, address.empty() ? "" : " on ", address,
          " is in use: give another master_port, or none (on one node), which takes a free one");
   return store;

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "distributed/launcher/fd.h"
+#include "distributed/fd.h"
 
 namespace sherd::dist {
 

@@ -1,5 +1,5 @@
-// What the nodes of a job tell each other through their store: each node one text about itself, which
-// it alone writes, and node 0 one text of what it decided, which it alone writes.
+// What the nodes of a job tell each other through their store: each node one text about itself,
+// which it alone writes, and node 0 one text of what it decided, which it alone writes.
 #pragma once
 #include <string>
 #include <vector>

@@ -5,15 +5,74 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <optional>
+#include <string>
 
 #include "core/error.h"
 
 namespace sherd::dist {
+
+int64_t page_bytes() {
+  static const int64_t bytes = sysconf(_SC_PAGESIZE);
+  return bytes;
+}
+
 namespace {
 
-constexpr int64_t kPage = 4096;
+// The number in a file of the system's, after a word if one is given; none if there is none.
+std::optional<int64_t> number_in(const std::string& path, const std::string& after = "") {
+  std::ifstream in(path);
+  for (std::string word; !after.empty() && word != after;)
+    if (!(in >> word)) return {};
+  int64_t number = 0;
+  if (!(in >> number)) return {};
+  return number;
+}
+
+// What the system can still give, and the container that this process is in (cgroup v2).
+int64_t available_bytes() {
+  int64_t bytes = INT64_MAX;
+  if (const auto kib = number_in("/proc/meminfo", "MemAvailable:")) bytes = *kib * 1024;
+  std::string group;
+  std::ifstream groups("/proc/self/cgroup");
+  while (std::getline(groups, group) && !group.starts_with("0::")) {
+  }
+  if (!group.starts_with("0::")) return bytes;
+  const std::string folder = "/sys/fs/cgroup" + group.substr(3) + "/";
+  const auto most = number_in(folder + "memory.max"), used = number_in(folder + "memory.current");
+  if (!most || !used) return bytes;
+  const int64_t files = number_in(folder + "memory.stat", "inactive_file").value_or(0);
+  return std::min(bytes, *most - *used + files);
+}
+
+// False, with errno: the system has not so many pages. Asked before, for the kernel would look for
+// them until it kills processes.
+bool reserve(int file, int64_t offset, int64_t bytes) {
+  if (bytes > available_bytes()) {
+    errno = ENOMEM;
+    return false;
+  }
+  int rc;
+  do rc = fallocate(file, 0, offset, bytes);
+  while (rc != 0 && errno == EINTR);
+  return rc == 0;
+}
+
+// The pages go now, although the file and the peers' mappings stay.
+void release(int file, int64_t offset, int64_t bytes) {
+  int rc;
+  do rc = fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes);
+  while (rc != 0 && errno == EINTR);
+  // Whoever gives memory back can do nothing about it, but should not wonder where it went.
+  if (rc != 0)
+    std::fprintf(stderr, "[shm] %lld bytes cannot be given back to the system: %s\n",
+                 static_cast<long long>(bytes), std::strerror(errno));
+}
 
 }  // namespace
 
@@ -26,11 +85,16 @@ Arena::~Arena() {
 }
 
 char* Arena::take(int64_t bytes) {
-  bytes = (bytes + kPage - 1) / kPage * kPage;
+  bytes = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
   std::lock_guard lock(mutex_);
-  if (ftruncate(file_.fd(), end_ + bytes) != 0) return nullptr;
+  if (!reserve(file_.fd(), end_, bytes)) return nullptr;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(), end_);
-  if (p == MAP_FAILED) return nullptr;
+  if (p == MAP_FAILED) {
+    const int reason = errno;
+    release(file_.fd(), end_, bytes);
+    errno = reason;
+    return nullptr;
+  }
   // A forked child would write into its parent's tensors: it has none of them instead.
   madvise(p, bytes, MADV_DONTFORK);
   blocks_[static_cast<char*>(p)] = {end_, bytes};
@@ -44,8 +108,7 @@ void Arena::give_back(char* data, int64_t) {
   const Block block = it->second;
   blocks_.erase(it);
   munmap(data, block.bytes);
-  // The pages go now, although the file and the peers' mappings stay.
-  fallocate(file_.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, block.offset, block.bytes);
+  release(file_.fd(), block.offset, block.bytes);
 }
 
 Place Arena::find(const char* data, int64_t bytes) const {
@@ -67,7 +130,7 @@ char* ArenaView::at(const Place& place, int64_t bytes, bool writable) {
   auto it = mappings_.find(place.block);
   if (it == mappings_.end()) {
     struct stat s {};
-    if (fstat(file_.fd(), &s) != 0 || place.block < 0 || place.block % kPage != 0 ||
+    if (fstat(file_.fd(), &s) != 0 || place.block < 0 || place.block % page_bytes() != 0 ||
         place.block_bytes <= 0 || place.block_bytes > s.st_size - place.block)
       fail("[shm] a peer's memory has no block of ", place.block_bytes, " bytes at ", place.block);
     void* p = mmap(nullptr, place.block_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
@@ -75,12 +138,32 @@ char* ArenaView::at(const Place& place, int64_t bytes, bool writable) {
     if (p == MAP_FAILED)
       fail("[shm] cannot map ", place.block_bytes, " bytes of a peer: ", std::strerror(errno));
     madvise(p, place.block_bytes, MADV_DONTFORK);
-    it = mappings_.emplace(place.block, Mapping{static_cast<char*>(p), place.block_bytes}).first;
+    it = mappings_.emplace(place.block, Mapping{static_cast<char*>(p), place.block_bytes, writable})
+             .first;
+    ++mapped_;
   }
   if (place.offset < 0 || bytes < 0 || place.offset > it->second.bytes - bytes)
     fail("[shm] ", bytes, " bytes at ", place.offset, " are outside a peer's block of ",
          it->second.bytes);
   return it->second.data + place.offset;
+}
+
+void ArenaView::forget(const Place& place) {
+  std::lock_guard lock(mutex_);
+  const auto it = mappings_.find(place.block);
+  if (it == mappings_.end()) return;
+  munmap(it->second.data, it->second.bytes);
+  mappings_.erase(it);
+  --mapped_;
+}
+
+void ArenaView::forget_read_only() {
+  std::lock_guard lock(mutex_);
+  mapped_ -= int64_t(std::erase_if(mappings_, [](const auto& entry) {
+    if (entry.second.writable) return false;
+    munmap(entry.second.data, entry.second.bytes);
+    return true;
+  }));
 }
 
 }  // namespace sherd::dist

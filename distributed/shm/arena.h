@@ -9,15 +9,18 @@
 //     ArenaView view(std::move(fd));
 //     const char* bytes = view.at(place, n);                   // the same memory
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
 
 #include "core/block_source.h"
-#include "distributed/socket.h"
+#include "distributed/fd.h"
 
 namespace sherd::dist {
+
+int64_t page_bytes();  // of the system
 
 // Where bytes lie in a rank's arena. Plain bytes: it travels as it is.
 struct Place {
@@ -31,6 +34,8 @@ class Arena : public BlockSource {
   Arena();  // Error, with the system's reason, if it can't be made
   ~Arena() override;
 
+  // The pages are there then, not only promised: where memory runs out this returns null, and no
+  // later write is a SIGBUS.
   char* take(int64_t bytes) override;
   void give_back(char* data, int64_t bytes) override;
   bool owns(const char* data) const override { return find(data, 0).block >= 0; }
@@ -43,29 +48,35 @@ class Arena : public BlockSource {
   struct Block {
     int64_t offset, bytes;
   };
-  Socket file_;
+  Fd file_;
   mutable std::shared_mutex mutex_;
   std::map<const char*, Block> blocks_;  // by address
   int64_t end_ = 0;                      // of the file: offsets are not used twice
 };
 
-// A peer's arena. Blocks are mapped when they are first asked for, and stay so.
+// A peer's arena. Blocks are mapped when they are first asked for, and stay so until they are let
+// go: the peer may have given them back since, but only whoever reads knows when nobody does.
 class ArenaView {
  public:
-  explicit ArenaView(Socket file) : file_(std::move(file)) {}
+  explicit ArenaView(Fd file) : file_(std::move(file)) {}
   ~ArenaView();
   // The bytes at `place`, of which there must be `bytes`. Error if the file has no such place.
   // `writable` where a block is first asked for decides for good.
   char* at(const Place& place, int64_t bytes, bool writable = false);
+  void forget(const Place& place);            // unmaps its block
+  void forget_read_only();                    // unmaps all blocks that are not writable
+  int64_t mapped() const { return mapped_; }  // blocks
 
  private:
   struct Mapping {
     char* data;
     int64_t bytes;
+    bool writable;
   };
-  Socket file_;
+  Fd file_;
   std::mutex mutex_;
   std::map<int64_t, Mapping> mappings_;  // by the block's offset
+  std::atomic<int64_t> mapped_ = 0;
 };
 
 }  // namespace sherd::dist

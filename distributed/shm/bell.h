@@ -29,6 +29,15 @@ void ring(Bell& bell, int me);
 // Tells it in any case: what it waits for may never come.
 void ring_all(Bell& bell);
 
+// Tells the processor that the thread turns in a loop.
+inline void relax_processor() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
 class Patience {  // of one waiting thread
  public:
   // Sleeps until `ready()`; false once the deadline has passed. `peer` -1: any peer's news.
@@ -57,7 +66,7 @@ class Patience {  // of one waiting thread
     if (may_look_ <= kLeast && ++skipped_ % 16 != 0) return false;
     const auto end = Clock::now() + may_look_;
     do {
-      for (int i = 0; i < 8; ++i) __builtin_ia32_pause();
+      for (int i = 0; i < 8; ++i) relax_processor();
       if (ready()) {
         may_look_ = std::min(kMost, may_look_ * 2);
         return true;

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 
 #include "core/context.h"
 #include "core/error.h"
+#include "distributed/store_token.h"
 
 namespace sherd::dist {
 namespace {
@@ -40,14 +40,6 @@ std::shared_ptr<Arena> own_arena() {
   std::lock_guard lock(own.mutex);
   if (!own.arena) own.arena = std::make_shared<Arena>();
   return own.arena;
-}
-
-std::string random_token() {
-  unsigned char bytes[16];
-  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail("[shm] getrandom failed");
-  std::string s;
-  for (unsigned char b : bytes) s += {"0123456789abcdef"[b >> 4], "0123456789abcdef"[b & 15]};
-  return s;
 }
 
 struct Address {
@@ -109,8 +101,8 @@ bool wait_readable(int fd, TimePoint deadline) {
 }
 
 // A hello and the descriptor that came with it; none: nothing came, or something else.
-Socket receive_hello(const Socket& s, Hello& hello, TimePoint deadline) {
-  if (!wait_readable(s.fd(), deadline)) return Socket();
+Fd receive_hello(const Socket& s, Hello& hello, TimePoint deadline) {
+  if (!wait_readable(s.fd(), deadline)) return Fd();
   iovec data{&hello, sizeof hello};
   Control control{};
   msghdr message{};
@@ -118,11 +110,11 @@ Socket receive_hello(const Socket& s, Hello& hello, TimePoint deadline) {
   message.msg_control = control.bytes, message.msg_controllen = sizeof control.bytes;
   const ssize_t n = recvmsg(s.fd(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   const cmsghdr* c = n > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (!c || c->cmsg_type != SCM_RIGHTS) return Socket();
+  if (!c || c->cmsg_type != SCM_RIGHTS) return Fd();
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(c), sizeof fd);
-  Socket file(fd);
-  if (n != ssize_t(sizeof hello)) return Socket();
+  Fd file(fd);
+  if (n != ssize_t(sizeof hello)) return Fd();
   return file;
 }
 
@@ -153,7 +145,7 @@ std::shared_ptr<Node> Node::meet(Store& store, int rank, int world_size, Millise
   try {
     node->arena_ = own_arena();
     std::tie(listener, mine.socket) = listen_unnamed();
-    mine.token = random_token();
+    mine.token = make_token();
     mine.host = host_id();
   } catch (const Error& e) {
     node->why_not_ = e.what();
@@ -182,7 +174,7 @@ std::shared_ptr<Node> Node::meet(Store& store, int rank, int world_size, Millise
   if (node->ranks_.size() == 1) return node;
   node->connect(all, listener, timeout);
   set_block_source(Context::current(), node->arena_);
-  node->wake_ = Socket(eventfd(0, EFD_CLOEXEC));
+  node->wake_ = Fd(eventfd(0, EFD_CLOEXEC));
   node->thread_ = std::thread([n = node.get()] { n->watch(); });
   return node;
 }
@@ -229,7 +221,7 @@ void Node::connect(const std::vector<Announcement>& all, const Socket& listener,
       fail("[shm] cannot accept a connection: ", std::strerror(errno));
     if (s.fd() < 0 || !is_of_this_user(s)) continue;
     Hello hello;
-    Socket file = receive_hello(s, hello, std::min(deadline, Clock::now() + Milliseconds(2000)));
+    Fd file = receive_hello(s, hello, std::min(deadline, Clock::now() + Milliseconds(2000)));
     hello.token[sizeof hello.token - 1] = 0;
     if (!file || all[rank_].token != hello.token || !has(hello.rank) || hello.rank <= rank_ ||
         peers_.count(hello.rank) || !send_hello(s, {{}, rank_}, fd))
@@ -238,7 +230,7 @@ void Node::connect(const std::vector<Announcement>& all, const Socket& listener,
   }
   for (auto& [r, s] : below) {
     Hello hello;
-    Socket file = receive_hello(s, hello, deadline);
+    Fd file = receive_hello(s, hello, deadline);
     if (!file || hello.rank != r)
       fail("[shm] rank ", rank_, " waited ", timeout.count(),
            " ms for the others to come: missing are ranks ", r);
@@ -293,6 +285,16 @@ bool Node::share_memory(const std::vector<int>& ranks) const {
 
 char* Node::at(int rank, const Place& place, int64_t bytes, bool writable) {
   return peers_.at(rank)->view.at(place, bytes, writable);
+}
+
+void Node::forget(int rank, const Place& place) { peers_.at(rank)->view.forget(place); }
+
+void Node::trim() {
+  constexpr int64_t kMost = 1000;  // of the 65,530 mappings that Linux allows a process
+  for (auto& [rank, peer] : peers_) {
+    if (peer->view.mapped() <= kMost) continue;
+    if (std::unique_lock alone(reads_, std::try_to_lock); alone) peer->view.forget_read_only();
+  }
 }
 
 bool Node::is_lost(int rank) const { return peers_.at(rank)->lost; }

@@ -12,11 +12,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "distributed/shm/arena.h"
+#include "distributed/socket.h"
 #include "distributed/store.h"
 
 namespace sherd::dist {
@@ -51,8 +53,14 @@ class Node {
   const std::string& why_not() const { return why_not_; }
 
   Arena& arena() const { return *arena_; }
-  // See ArenaView::at. `rank` is another rank of the node.
+  // See ArenaView::at. `rank` is another rank of the node. What is not writable must be read under
+  // reading(), for trim() may unmap it.
   char* at(int rank, const Place& place, int64_t bytes, bool writable = false);
+  void forget(int rank, const Place& place);
+  std::shared_lock<std::shared_mutex> reading() { return std::shared_lock(reads_); }
+  // Not under reading(). If this rank has more than a thousand blocks of a peer mapped, of which it
+  // gave back maybe most, and nobody reads at the moment: unmaps them.
+  void trim();
   bool is_lost(int rank) const;
 
   void add(Listener* listener);
@@ -60,7 +68,7 @@ class Node {
 
  private:
   struct Peer {
-    Peer(Socket s, Socket file) : socket(std::move(s)), view(std::move(file)) {}
+    Peer(Socket s, Fd file) : socket(std::move(s)), view(std::move(file)) {}
     Socket socket;
     ArenaView view;
     std::atomic<bool> lost = false;
@@ -76,7 +84,8 @@ class Node {
   std::string why_not_;
   std::shared_ptr<Arena> arena_;
   std::map<int, std::unique_ptr<Peer>> peers_;
-  Socket wake_;  // readable: the thread ends
+  std::shared_mutex reads_;
+  Fd wake_;  // readable: the thread ends
   std::mutex mutex_;
   std::vector<Listener*> listeners_;
   std::thread thread_;

@@ -12,16 +12,6 @@
 namespace sherd::dist {
 namespace {
 
-constexpr uintptr_t kPage = 4096;
-
-int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
-
-int64_t total_numel(const Exchange::Parts& parts) {
-  int64_t n = 0;
-  for (const auto& p : parts) n += p.numel;
-  return n;
-}
-
 bool same(const Exchange::Parts& a, const Exchange::Parts& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
     return x.data == y.data && x.bytes() == y.bytes();
@@ -37,7 +27,7 @@ void for_each_slice(const std::vector<const char*>& peers, int64_t bytes,
     const int64_t end = std::min(bytes, begin + kSlice);
     f(begin, end);
     for (const char* data : peers) {
-      const auto from = uintptr_t(data + begin) / kPage * kPage;
+      const auto page = uintptr_t(page_bytes()), from = uintptr_t(data + begin) / page * page;
       madvise(reinterpret_cast<void*>(from), uintptr_t(data + end) - from, MADV_DONTNEED);
     }
   }
@@ -51,24 +41,21 @@ bool overlap(const Exchange::Part& part, const Exchange::Parts& others) {
 
 }  // namespace
 
-// A rank that ends without a goodbye may have posted what a slower peer has still to read.
-ShmExchange::~ShmExchange() {
-  if (left_ || !scratch_) return;
-  static std::mutex mutex;
-  static auto& kept = *new std::vector<Ref<Storage>>;
-  std::lock_guard lock(mutex);
-  kept.push_back(scratch_);
-}
-
 ShmExchange::ShmExchange(std::shared_ptr<ShmGroup> group)
     : group_(std::move(group)),
       rank_(group_->rank()),
       size_(group_->size()),
-      reads_tensors_(size_) {}
+      peers_scratch_(size_) {}
+
+ShmExchange::~ShmExchange() {
+  if (scratch_ && !may_be_read_) group_->give_back(scratch_, kScratchBytes);
+  for (int p = 0; p < size_; ++p)
+    if (peers_scratch_[p].block >= 0) group_->forget(p, peers_scratch_[p]);
+}
 
 void ShmExchange::open() {
-  MemoryScope scope(MemoryCategory::kCommunication);
-  scratch_ = make_ref<Storage>(kScratchBytes, kCPU);
+  scratch_ = group_->take(kScratchBytes);
+  group_->control(rank_).scratch = group_->find(scratch_, kScratchBytes);
 }
 
 void ShmExchange::begin(const CollectiveTag& tag, std::vector<int> partners, TimePoint deadline) {
@@ -93,6 +80,7 @@ void ShmExchange::await_readers(const Turn& turn) {
 
 bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)>& expected,
                        const Parts& written) {
+  group_->trim();
   const bool greeting = std::exchange(greeting_due_, false);
   Turn& turn = turns_[++turn_ % 2];
   await_readers(turn);
@@ -135,10 +123,9 @@ bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)
     copied = all;
   }
 
-  Ref<Storage> room = scratch_;
-  char* base = scratch_->data() + (turn_ % 2) * (kScratchBytes / 2);
+  char* base = scratch_ + (turn_ % 2) * (kScratchBytes / 2);
   if (copied > kScratchBytes / 2) {
-    room = make_ref<Storage>(copied, kCPU);
+    const Ref<Storage> room = make_ref<Storage>(copied, kCPU);
     base = room->data();
     hold(room);
   }
@@ -154,7 +141,6 @@ bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)
   std::memcpy(base, rows_.data(), rows_.size() * sizeof(Row));
   if (!entries.empty())
     std::memcpy(base + rows_.size() * sizeof(Row), entries.data(), entries.size() * sizeof(Entry));
-  // Also where all is copied: who fails after a collective may free its copies at once.
   shown_.push_back(turn);
 
   ShmGroup::Post& post = group_->control(rank_).posts[turn_ % 2];
@@ -173,6 +159,7 @@ std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Pa
   CollectiveTag mine = tag_, theirs = post.tag;
   if (post.turn.load() != turn_ || !difference(mine, theirs).empty())
     throw TagMismatch(mine, theirs, p);
+  peers_scratch_[p] = group_->control(p).scratch;
   const char* table = group_->at(p, post.table, post.table_bytes);
   Row row;
   std::memcpy(&row, table + rank_ * sizeof(Row), sizeof row);
@@ -181,27 +168,24 @@ std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Pa
     theirs.to_peer = row.to_peer, theirs.from_peer = row.from_peer;
     if (!difference(mine, theirs).empty()) throw TagMismatch(mine, theirs, p);
   }
-  reads_tensors_[p] = false;
   std::vector<const char*> places;
   if (parts.empty()) return places;
   const int64_t entries_at = size_ * int64_t(sizeof(Row));
-  if (row.count != int64_t(parts.size()) || row.first < 0 ||
-      entries_at + (row.first + row.count) * int64_t(sizeof(Entry)) > post.table_bytes)
+  const int64_t entries = (post.table_bytes - entries_at) / int64_t(sizeof(Entry));
+  if (row.count != int64_t(parts.size()) || row.first < 0 || row.first > entries - row.count)
     fail("rank shows ", row.count, " parts where ", parts.size(), " are expected");
   for (int64_t i = 0; i < row.count; ++i) {
     Entry e;
     std::memcpy(&e, table + entries_at + (row.first + i) * sizeof(Entry), sizeof e);
     if (e.bytes != parts[i].bytes())
       fail("a part has ", e.bytes, " bytes where ", parts[i].bytes(), " are expected");
-    reads_tensors_[p] |= e.place.block != post.table.block;
     places.push_back(e.bytes ? group_->at(p, e.place, e.bytes) : nullptr);
   }
   return places;
 }
 
 void ShmExchange::say_done(int peer) {
-  if (reads_tensors_[peer] && group_->gave_up(peer))
-    throw ConnectionLost("a peer gave up while it was read");
+  if (group_->gave_up(peer)) throw ConnectionLost("a peer gave up while it was read");
   group_->done(peer, rank_).store(turn_);
   group_->tell(peer, ShmGroup::kCollectives);
 }
@@ -210,6 +194,7 @@ void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
   static const Parts none;
   auto from = [&](int p) -> const Parts& { return in.empty() ? none : in[p]; };
   const bool greeting = post(out, [&](int p) { return total_numel(from(p)); }, {});
+  const auto reading = group_->reading();
   for (int i = 1; i < size_; ++i) {
     const int p = (rank_ + size_ - i) % size_;
     const bool partner = greeting && is_partner(p);
@@ -227,6 +212,7 @@ void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
 void ShmExchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) {
   const bool greeting = post(
       out, [&](int) { return total_numel(to); }, to);
+  const auto reading = group_->reading();
   std::vector<std::vector<const char*>> places(size_);
   std::vector<int> read;
   for (int i = 1; i < size_; ++i) {
@@ -281,6 +267,9 @@ void ShmExchange::end() {
 }
 
 void ShmExchange::drop() {
+  for (const Turn& turn : shown_)
+    for (int r : turn.readers)
+      may_be_read_ = may_be_read_ || group_->done(rank_, r).load() < turn.number;
   shown_.clear();
   for (Turn& turn : turns_) turn.readers.clear();
   Exchange::drop();
@@ -309,7 +298,6 @@ void ShmExchange::say_goodbye(uint64_t sequence, TimePoint deadline) {
     if (!all) return;
     await_readers(turns_[turn_ % 2]);
     group_->forget_control();
-    left_ = true;
   } catch (const std::exception&) {  // a peer is gone already, or stays: there is no more to do
   }
 }

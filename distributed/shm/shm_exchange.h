@@ -7,8 +7,7 @@
 // each peer lie. A reader (a partner in the greeting, or who gets parts) waits for the post,
 // compares tags, reads, and says "done". Posts alternate between two places: one is written again
 // only when its readers of two turns ago are done. A collective ends when the readers of all its
-// turns that showed the user's own memory are done; where everything was copied (few bytes, a
-// barrier) it need not wait for that.
+// turns are done; so after one that ended well nobody reads what this rank had shown.
 //
 // Parts that lie outside the arena (small tensors, memory that the user wrapped, tensors older than
 // the process group), and those that this rank itself writes in the same phase, are copied to where
@@ -69,14 +68,15 @@ class ShmExchange : public Exchange {
 
   std::shared_ptr<ShmGroup> group_;
   int rank_, size_;
-  std::vector<char> reads_tensors_;  // by peer: this turn's parts lie in its tensors, not in copies
   Patience patience_;
-  Ref<Storage> scratch_;
+  char* scratch_ = nullptr;
+  bool may_be_read_ = false;          // scratch_, by peers of a collective that failed
+  std::vector<Place> peers_scratch_;  // where this rank has looked
 
   CollectiveTag tag_;
   std::vector<int> partners_;
   TimePoint deadline_;
-  bool greeting_due_ = false, left_ = false;
+  bool greeting_due_ = false;
   std::vector<Row> rows_;  // of this turn
   uint64_t turn_ = 0;
   Turn turns_[2];            // the latest in each of the two places

@@ -1,11 +1,10 @@
 #include "distributed/shm/shm_group.h"
 
+#include <cerrno>
 #include <cstring>
 
 namespace sherd::dist {
 namespace {
-
-int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
 
 std::string bytes_of(const Place& place) {
   return std::string(reinterpret_cast<const char*>(&place), sizeof place);
@@ -15,11 +14,14 @@ std::string bytes_of(const Place& place) {
 
 ShmGroup::ShmGroup(std::shared_ptr<Node> node, int rank, std::vector<int> ranks, Store& store,
                    Milliseconds timeout)
-    : node_(std::move(node)), rank_(rank), ranks_(std::move(ranks)), blocks_(ranks_.size()) {
+    : node_(std::move(node)),
+      rank_(rank),
+      ranks_(std::move(ranks)),
+      blocks_(ranks_.size()),
+      places_(ranks_.size()) {
   block_bytes_ = lanes_at() + int64_t(sizeof(Lane)) * size();
   // Straight from the arena: such pages are zeros, and lie where no tensor will.
-  blocks_[rank_] = node_->arena().take(block_bytes_);
-  if (!blocks_[rank_]) fail("[shm] the system has no memory for group's control block");
+  blocks_[rank_] = take(block_bytes_);
   try {
     auto key = [](int r) { return concat("control/", r); };
     store.set(key(rank_), bytes_of(find(blocks_[rank_], block_bytes_)));
@@ -42,9 +44,11 @@ ShmGroup::ShmGroup(std::shared_ptr<Node> node, int rank, std::vector<int> ranks,
       if (text.size() != sizeof place) fail("[shm] the store's ", key(r), " is damaged");
       std::memcpy(&place, text.data(), sizeof place);
       blocks_[r] = node_->at(ranks_[r], place, block_bytes_, /*writable=*/true);
+      places_[r] = place;
     }
   } catch (...) {
-    node_->arena().give_back(blocks_[rank_], block_bytes_);
+    give_back(blocks_[rank_], block_bytes_);
+    forget_controls();
     throw;
   }
   node_->add(this);
@@ -55,8 +59,21 @@ ShmGroup::ShmGroup(std::shared_ptr<Node> node, int rank, std::vector<int> ranks,
 
 ShmGroup::~ShmGroup() {
   node_->remove(this);
-  // Otherwise its few pages live on in the arena, for peers that may still look.
-  if (forgotten_) node_->arena().give_back(blocks_[rank_], block_bytes_);
+  if (forgotten_) give_back(blocks_[rank_], block_bytes_);
+  forget_controls();
+}
+
+void ShmGroup::forget_controls() {
+  for (int r = 0; r < size(); ++r)
+    if (places_[r].block >= 0) forget(r, places_[r]);
+}
+
+char* ShmGroup::take(int64_t bytes) {
+  char* data = node_->arena().take(bytes);
+  if (!data)
+    fail("[shm] the system has no ", bytes,
+         " bytes more for a group's collectives: ", std::strerror(errno));
+  return data;
 }
 
 int64_t ShmGroup::lanes_at() const {

@@ -13,6 +13,8 @@
 
 namespace sherd::dist {
 
+inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }  // to cache lines
+
 class ShmGroup : public Node::Listener {
  public:
   // What a rank shows of one phase of a collective. See [Note: phases] in shm_exchange.h.
@@ -41,6 +43,7 @@ class ShmGroup : public Node::Listener {
   struct Control {
     std::atomic<uint32_t> closed;  // by the owner
     std::atomic<uint32_t> alarms;  // by whoever closed, and of who died: look who it was
+    Place scratch;                 // of the exchange, before its first post
     Bell bells[2];
     Post posts[2];  // of odd and even turns
   };
@@ -61,12 +64,21 @@ class ShmGroup : public Node::Listener {
 
   // Bytes of this rank's that a peer can be told of, and a peer's.
   Place find(const char* data, int64_t bytes) const { return node_->arena().find(data, bytes); }
+  // See Node.
   const char* at(int peer, const Place& place, int64_t bytes) {
     return node_->at(ranks_[peer], place, bytes);
   }
+  std::shared_lock<std::shared_mutex> reading() { return node_->reading(); }
+  void trim() { node_->trim(); }
+  // Whole pages of the arena, zero, for this group alone. What is not given back lives on in the
+  // arena, for peers that may still look.
+  char* take(int64_t bytes);
+  void give_back(char* data, int64_t bytes) { node_->arena().give_back(data, bytes); }
+  // Unmaps a peer's block that only this group reads.
+  void forget(int peer, const Place& place) { node_->forget(ranks_[peer], place); }
 
-  // Whose end ends a wait. While data are missing: that of any rank that died or gave up, for the peer
-  // may wait for it in turn. Once they are there: the peer's alone, for who has all may leave.
+  // Whose end ends a wait. While data are missing: that of any rank that died or gave up, for the
+  // peer may wait for it in turn. Once they are there: the peer's alone, for who has all may leave.
   enum class Losses : uint8_t { kAny, kOfPeer };
   // Returns once `ready()`. ConnectionLost if it can't come any more (peer -1: this group was
   // closed), DeadlinePassed.
@@ -99,6 +111,7 @@ class ShmGroup : public Node::Listener {
   void on_lost(int rank) override;
 
  private:
+  void forget_controls();
   void alarm(int peer);  // wakes it, so that it looks who is lost
   [[noreturn]] void throw_lost(int peer);
   [[noreturn]] void throw_late();
@@ -108,6 +121,7 @@ class ShmGroup : public Node::Listener {
   int rank_;
   std::vector<int> ranks_;
   std::vector<char*> blocks_;  // by group rank
+  std::vector<Place> places_;  // of them, in their owners' arenas
   int64_t block_bytes_ = 0;
   std::atomic<bool> closed_ = false;
   bool forgotten_ = false;

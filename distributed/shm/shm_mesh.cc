@@ -236,7 +236,11 @@ void ShmMesh::take(const Receive& receive, int peer, const Letter& letter) {
   if (letter.place.block < 0) {
     if (letter.bytes) std::memcpy(receive.data, letter.inside, letter.bytes);
   } else {
-    std::memcpy(receive.data, group_->at(peer, letter.place, letter.bytes), letter.bytes);
+    group_->trim();
+    {
+      const auto reading = group_->reading();
+      std::memcpy(receive.data, group_->at(peer, letter.place, letter.bytes), letter.bytes);
+    }
     if (group_->gave_up(peer)) throw ConnectionLost("a peer gave up while it was read");
     Outgoing taken{{}, nullptr, nullptr};
     taken.letter.kind = Letter::kTaken;

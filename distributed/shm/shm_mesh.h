@@ -18,8 +18,8 @@ struct ShmTransport {
   std::unique_ptr<Exchange> exchange;
 };
 
-// A collective of the group's ranks, all of which are in the node. `rank`: in the group; `ranks`: of
-// the job, by group rank; `store`: of this group alone. Error after `timeout`, which names the
+// A collective of the group's ranks, all of which are in the node. `rank`: in the group; `ranks`:
+// of the job, by group rank; `store`: of this group alone. Error after `timeout`, which names the
 // ranks that did not come.
 ShmTransport connect_shm(std::shared_ptr<Node> node, int rank, std::vector<int> ranks, Store& store,
                          Milliseconds timeout);

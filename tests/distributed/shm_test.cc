@@ -3,10 +3,12 @@
 // too.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -55,7 +57,7 @@ TEST(Arena, ShowsItsBlocksToOthers) {
   std::strcpy(a + 70000, "hello");
   const Place place = arena->find(a + 70000, 6);
   EXPECT_EQ(place.offset, 70000);
-  ArenaView view{Socket(dup(arena->fd()))};
+  ArenaView view{Fd(dup(arena->fd()))};
   EXPECT_STREQ(view.at(place, 6), "hello");
   EXPECT_NE(view.at(place, 6), a + 70000);
   std::strcpy(a + 70000, "again");
@@ -77,10 +79,94 @@ TEST(Arena, ShowsItsBlocksToOthers) {
   EXPECT_FALSE(arena->owns(a));
 }
 
+// Memory is there when it is given out: where there is none, that is an error of the allocation and
+// not a SIGBUS at the first write.
+TEST(Arena, TakesPagesAndNotPromises) {
+  Arena arena;
+  char* a = arena.take(1 << 20);
+  ASSERT_NE(a, nullptr);
+  struct stat s {};
+  fstat(arena.fd(), &s);
+  EXPECT_GE(s.st_blocks * 512, 1 << 20);
+  EXPECT_EQ(a[0], 0);
+  arena.give_back(a, 1 << 20);
+  fstat(arena.fd(), &s);
+  EXPECT_EQ(s.st_blocks, 0);
+}
+
+TEST(Arena, MoreThanThereIsIsRefused) {
+  run_processes(1,
+                [](int) {
+                  // Should the arena ask all the same, it must not get the machine's last page.
+                  signal(SIGXFSZ, SIG_IGN);
+                  const rlimit most{1 << 30, 1 << 30};
+                  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &most), 0);
+                  Arena arena;
+                  errno = 0;
+                  EXPECT_EQ(arena.take(int64_t(1) << 50), nullptr);
+                  EXPECT_EQ(errno, ENOMEM);
+                  EXPECT_NE(arena.take(1 << 20), nullptr);
+                },
+                {.init = false});
+}
+
+int mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int n = 0;
+  for (std::string line; std::getline(maps, line);) n += line.find("memfd:sherd") != line.npos;
+  return n;
+}
+
+TEST(Arena, ViewsLetBlocksGo) {
+  Arena arena;
+  ArenaView view{Fd(dup(arena.fd()))};
+  std::vector<Place> places;
+  for (int i = 0; i < 5; ++i) places.push_back(arena.find(arena.take(4096), 4096));
+  const int before = mappings();
+  char* written = view.at(places[0], 4096, true);
+  for (auto& p : places) view.at(p, 4096);
+  EXPECT_EQ(view.mapped(), 5);
+  EXPECT_EQ(mappings(), before + 5);
+  view.forget_read_only();
+  EXPECT_EQ(view.mapped(), 1);
+  EXPECT_EQ(mappings(), before + 1);
+  written[5] = 7;
+  EXPECT_EQ(view.at(places[0], 4096)[5], 7);
+  view.at(places[3], 4096);  // again
+  view.forget(places[0]);
+  view.forget(places[3]);
+  view.forget(places[4]);  // not mapped: nothing
+  EXPECT_EQ(view.mapped(), 0);
+  EXPECT_EQ(mappings(), before);
+}
+
+// Groups that come and go leave no blocks, neither in the rank's arena nor mapped by its peers.
+TEST(Shm, GroupsThatEndLeaveNothingMapped) {
+  run_processes(2,
+                [](int) {
+                  Tensor x = full({100000}, 1);
+                  const auto once = [&] {
+                    const Group g = new_group({0, 1});
+                    all_reduce(x, ReduceOp::kMax, {.group = g});
+                    const Work sent = isend(x, 1 - rank(), 0, {.group = g});
+                    Tensor y = zeros({100000});
+                    recv(y, 1 - rank(), 0, {.group = g});
+                    sent.wait();
+                    destroy_process_group(g);
+                  };
+                  once();
+                  once();
+                  const int before = mappings();
+                  for (int i = 0; i < 20; ++i) once();
+                  EXPECT_EQ(mappings(), before);
+                },
+                {.backend = "shm"});
+}
+
 TEST(Arena, PlacesThatMakeNoSenseAreErrors) {
   Arena arena;
   const Place good = arena.find(arena.take(8192), 8192);
-  ArenaView view{Socket(dup(arena.fd()))};
+  ArenaView view{Fd(dup(arena.fd()))};
   for (Place bad : {Place{-4096, 8192, 0}, Place{0, 8192 + 4096, 0}, Place{1, 4096, 0},
                     Place{int64_t(1) << 62, int64_t(1) << 62, 0}, Place{0, -1, 0}, Place{0, 0, 0}})
     EXPECT_THROW(view.at(bad, 1), Error);

@@ -210,6 +210,51 @@ TEST(FileStore, S_006_half_a_record_is_written_over) {
   EXPECT_EQ(a.get("k"), "v");
 }
 
+// A process that holds the lock of a call and was stopped: the others do not wait for ever.
+TEST(FileStore, S_006_a_stopped_holder_is_an_error) {
+  const std::string path = new_path();
+  FileStore store(path, std::chrono::milliseconds(200));
+  store.set("k", "v");
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const int fd = open(path.c_str(), O_RDWR);
+    struct flock l {};
+    l.l_type = F_WRLCK, l.l_whence = SEEK_SET, l.l_start = 1, l.l_len = 1;
+    if (fcntl(fd, F_OFD_SETLKW, &l) != 0 || write(ends[1], "x", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char got = 0;
+  ASSERT_EQ(read(ends[0], &got, 1), 1);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(store.get("k"), StoreTimeout);
+  EXPECT_THROW(store.set("k", "w"), StoreTimeout);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  close(ends[0]), close(ends[1]);
+  EXPECT_EQ(store.get("k"), "v");
+}
+
+// Between the wait and the read, the key may go.
+TEST(FileStore, S_006_get_of_a_key_that_comes_and_goes) {
+  const std::string path = new_path();
+  FileStore a(path), b(path);
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    while (!stop) {
+      b.set("k", "v");
+      b.delete_key("k");
+    }
+    b.set("k", "v");
+  });
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(a.get("k"), "v");
+  stop = true;
+  other.join();
+  EXPECT_EQ(a.num_keys(), 1);
+}
+
 TEST(FileStore, AnotherFileIsLeftAlone) {
   const std::string path = new_path();
   const Socket file(open(path.c_str(), O_WRONLY | O_CREAT, 0600));

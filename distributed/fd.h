@@ -1,4 +1,7 @@
 // Fd: owns a file descriptor; -1 is none.
+//
+//     Fd file(::open(path, O_RDONLY | O_CLOEXEC));
+//     if (!file) fail("[load] ", path, ": ", std::strerror(errno));
 #pragma once
 #include <unistd.h>
 
@@ -19,8 +22,9 @@ class Fd {
     if (fd_ >= 0) close(fd_);
   }
 
-  int get() const { return fd_; }
-  int take() { return std::exchange(fd_, -1); }
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int take() { return std::exchange(fd_, -1); }  // the caller's from now on
 
  private:
   int fd_ = -1;
