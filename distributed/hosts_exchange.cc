@@ -269,17 +269,21 @@ void HostsExchange::scatter_sums(const PartsOfRanks& out, const Parts& mine, con
 }
 
 void HostsExchange::all_reduce(const Part& part, ReduceOp op) {
+  // What is divided in place must have been sent before.
+  const auto across_hosts = [&](const Part& p) {
+    across([&] { across_.all_reduce(p, partial(op)); });
+    if (op == ReduceOp::kAvg) across([&] { across_.end(); });
+    finish(op, p);
+  };
   if (part.bytes() <= kWhole) {
     within([&] { within_->all_reduce(part, partial(op)); });
-    across([&] { across_.all_reduce(part, partial(op)); });
-    return finish(op, part);
+    return across_hosts(part);
   }
   const Part mine = part.cut(number_, width_);
   PartsOfRanks out(width_), in(width_);
   for (int i = 0; i < width_; ++i) out[i] = {part.cut(i, width_)};
   within([&] { within_->reduce(out, {mine}, {mine}, partial(op)); });
-  across([&] { across_.all_reduce(mine, partial(op)); });
-  finish(op, mine);
+  across_hosts(mine);
   for (int i = 0; i < width_; ++i) in[i] = std::exchange(out[i], {mine});
   within([&] { within_->transfer(out, in); });
 }

@@ -256,6 +256,7 @@ void MeshExchange::end() {
   for (Pending& s : sends_)
     for (int i = 0; i < s.count; ++i) s.buffer->wait_send(deadline_);
   for (int p : partners_) peers_[p].out->buffer->wait_send(deadline_);
+  partners_.clear();  // a second end has nothing to wait for
   drop();
 }
 
