@@ -44,7 +44,8 @@ std::string chosen_backend(const InitOptions& options) {
   const char* variable = std::getenv("SHERD_BACKEND");
   if (name == "auto" && variable && *variable) name = variable;
   if (name != "auto" && name != "gloo" && name != "shm" && name != "mpi")
-    fail("[init_process_group] there is no backend '", name, "': this build has auto, gloo, shm, mpi",
+    fail("[init_process_group] there is no backend '", name,
+         "': this build has auto, gloo, shm, mpi",
          name == options.backend ? "" : " (SHERD_BACKEND)");
   return name;
 }

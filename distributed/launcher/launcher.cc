@@ -61,8 +61,10 @@ void check(const LaunchOptions& o) {
     fail("[launch] run_id must be a word without /, got '", o.run_id, "'");
   }
   if (o.nnodes > 1 && backend_of(o) == "mpi") {
-    fail("[launch] backend mpi is for one node here: on several, start the program by mpirun itself, ",
-         "with SHERD_BACKEND=mpi");
+    fail(
+        "[launch] backend mpi is for one node here: on several, start the program by mpirun "
+        "itself, ",
+        "with SHERD_BACKEND=mpi");
   }
   if (o.nnodes > 1 && (o.master_addr.empty() || o.master_port == 0)) {
     fail("[launch] several nodes need master_addr and master_port, the same on each: where node 0 ",

@@ -111,8 +111,9 @@ bool MpiWorld::is_installed() { return !mpirun_path().empty(); }
 MpiWorld::MpiWorld(int ranks, const sigset_t& mask) {
   const std::string mpirun = mpirun_path();
   if (mpirun.empty())
-    fail("[launch] backend 'mpi' needs mpirun, which is in no folder of PATH: install openmpi-bin, ",
-         "or use another backend");
+    fail(
+        "[launch] backend 'mpi' needs mpirun, which is in no folder of PATH: install openmpi-bin, ",
+        "or use another backend");
   const char* tmp = std::getenv("TMPDIR");
   folder_ = concat(tmp && *tmp ? tmp : "/tmp", "/sherd-mpi-XXXXXX");
   if (!mkdtemp(folder_.data())) fail("[launch] cannot make ", folder_, ": ", strerror(errno));
@@ -124,10 +125,11 @@ MpiWorld::MpiWorld(int ranks, const sigset_t& mask) {
     const Fd out(open(said.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
     if (pipe_.get() < 0 || null.get() < 0 || out.get() < 0)
       fail("[launch] cannot open files in ", folder_, ": ", strerror(errno));
+    // Under its full name mpirun takes the folder above for a prefix of all that it starts.
     mpirun_ = start_process({.path = mpirun,
-                             .argv = {mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to",
-                                      "none", "--quiet", "-n", std::to_string(ranks), "/bin/sh",
-                                      "-c", kKeeper, "keeper", folder_},
+                             .argv = {"mpirun", "--allow-run-as-root", "--oversubscribe",
+                                      "--bind-to", "none", "--quiet", "-n", std::to_string(ranks),
+                                      "/bin/sh", "-c", kKeeper, "keeper", folder_},
                              .environment = mpirun_environment(ranks, folder_),
                              .in = null.get(),
                              .out = out.get(),
@@ -179,9 +181,10 @@ void MpiWorld::end() {
   std::error_code error;  // what is left of an mpirun that was killed; else all has gone
   fs::remove_all(folder_, error);
   if (environments_.empty()) return;
-  const std::string session =
-      value_in(environments_[0], "OMPI_MCA_orte_jobfam_session_dir");
-  if (!session.empty()) fs::remove_all(session, error);
+  const fs::path session = value_in(environments_[0], "OMPI_MCA_orte_jobfam_session_dir");
+  if (session.empty()) return;
+  fs::remove_all(session, error);
+  fs::remove(session.parent_path(), error);  // if there is no other job's in it
 }
 
 }  // namespace sherd::dist

@@ -67,15 +67,19 @@ void check(const std::vector<Announcement>& all) {
       fail("[init_process_group] backend 'mpi' needs a process a rank, and ", list_of(ranks),
            " are threads of one: use shm or gloo");
   if (!alone.empty())
-    fail("[init_process_group] backend 'mpi' needs ranks that mpirun started, and it did not start ",
-         list_of(alone), ": ", kHow);
+    fail(
+        "[init_process_group] backend 'mpi' needs ranks that mpirun started, and it did not start ",
+        list_of(alone), ": ", kHow);
   for (int r = 0; r < size; ++r) {
     if (all[r].started_by != all[0].started_by)
-      fail("[init_process_group] backend 'mpi' needs ranks that one mpirun started, and ranks 0 and ",
-           r, " come from two: ", kHow);
+      fail(
+          "[init_process_group] backend 'mpi' needs ranks that one mpirun started, and ranks 0 "
+          "and ",
+          r, " come from two: ", kHow);
     if (all[r].processes > 0 && all[r].processes != size)
       fail("[init_process_group] mpirun started ", all[r].processes,
-           " processes, and the job has a world size of ", size, ": backend 'mpi' needs all of them");
+           " processes, and the job has a world size of ", size,
+           ": backend 'mpi' needs all of them");
     for (int q = 0; q < r; ++q)
       if (all[q].process == all[r].process)
         fail("[init_process_group] ranks ", q, " and ", r, " are both MPI's process ",
@@ -85,8 +89,7 @@ void check(const std::vector<Announcement>& all) {
 
 }  // namespace
 
-std::shared_ptr<MpiJob> MpiJob::meet(Store& store, int rank, int world_size,
-                                     Milliseconds timeout) {
+std::shared_ptr<MpiJob> MpiJob::meet(Store& store, int rank, int world_size, Milliseconds timeout) {
   const Announcement mine = announcement();
   auto key = [](int r) { return concat("mpi/", r); };
   store.set(key(rank), to_text(mine));
@@ -104,7 +107,19 @@ std::shared_ptr<MpiJob> MpiJob::meet(Store& store, int rank, int world_size,
   }
   std::vector<Announcement> all;
   for (int r = 0; r < world_size; ++r) all.push_back(from_text(store.get(key(r))));
-  check(all);
+  try {
+    check(all);
+  } catch (const Error&) {  // of all ranks: who serves the store waits until they know
+    auto known = [](int r) { return concat("mpi_known/", r); };
+    store.set(known(rank), "");
+    std::vector<std::string> everyone;
+    for (int r = 0; r < world_size; ++r) everyone.push_back(known(r));
+    try {
+      store.wait(everyone, std::min<Milliseconds>(timeout, std::chrono::seconds(5)));
+    } catch (const Error&) {
+    }
+    throw;
+  }
 
   MpiProcess& mpi = MpiProcess::get();
   mpi.begin();

@@ -13,7 +13,7 @@
 //
 // [Note: closing over MPI] MPI has no connections. A mesh that closes sends each peer a notice, for
 // which each has posted a receive, and cancels its own receives. A peer is lost if its notice has
-// come, or if its process has ended. A closed mesh's buffers wait in their destructors, for 2 s at
+// come, or if its process has ended. A closed mesh's buffers wait in their destructors, for 5 s at
 // most, until MPI does not need their bytes any more; see [Note: given up].
 #include <algorithm>
 #include <chrono>
@@ -36,7 +36,7 @@ constexpr int64_t kNumbers = int64_t(1) << 28;
 
 constexpr auto kLongestPause = std::chrono::microseconds(500);
 constexpr auto kWatch = std::chrono::milliseconds(10);  // between two looks at peers' processes
-constexpr auto kSettle = std::chrono::seconds(2);
+constexpr auto kSettle = std::chrono::seconds(5);
 // MPI takes some messages a look: so often for what a peer sent before it was lost.
 constexpr int kLastLooks = 100;
 constexpr auto kSettleDead = std::chrono::milliseconds(100);
@@ -293,9 +293,8 @@ class MpiBuffer : public Mesh::Buffer {
         return ends;
       });
       if (sends_.empty() && receives_.empty()) return;
-      const bool all_dead = std::all_of(receives_.begin(), receives_.end(), [&](const auto& r) {
-        return mesh_.has_ended(r.peer);
-      });
+      const bool all_dead = std::all_of(receives_.begin(), receives_.end(),
+                                        [&](const auto& r) { return mesh_.has_ended(r.peer); });
       if (Clock::now() - start >= (all_dead && sends_.empty() ? kSettleDead : kSettle)) break;
       pause.pause(lock, mpi_.news());
       if (!mpi_.usable()) return;
@@ -335,8 +334,8 @@ void MpiMesh::look(bool at_processes) {
   if (at_processes) watched_at_ = now;
   for (int p = 0; p < size(); ++p) {
     if (p == rank_ || lost_[p]) continue;
-    lost_[p] = (mpi_.usable() && mpi_.test(notices_[p])) ||
-               (at_processes && job_->has_ended(ranks_[p]));
+    lost_[p] =
+        (mpi_.usable() && mpi_.test(notices_[p])) || (at_processes && job_->has_ended(ranks_[p]));
   }
 }
 

@@ -43,8 +43,9 @@ void MpiProcess::begin() {
   if (flag) {
     MPI_Query_thread(&level);
     if (level < MPI_THREAD_MULTIPLE)
-      fail("[mpi] the program has begun MPI itself, for fewer threads than Sherd needs beside it: "
-           "use MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave it to init_process_group");
+      fail(
+          "[mpi] the program has begun MPI itself, for fewer threads than Sherd needs beside it: "
+          "use MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave it to init_process_group");
   } else {
     sigset_t pipe, before;  // for MPI's own threads: [Note: SIGPIPE]
     sigemptyset(&pipe);
@@ -84,15 +85,13 @@ void MpiProcess::end(int exit_code) {
 
 MPI_Request MpiProcess::send(const void* data, int64_t bytes, int peer, int tag) {
   MPI_Request request;
-  check("MPI_Isend",
-        MPI_Isend(data, int(bytes), MPI_BYTE, peer, tag, communicator_, &request));
+  check("MPI_Isend", MPI_Isend(data, int(bytes), MPI_BYTE, peer, tag, communicator_, &request));
   return request;
 }
 
 MPI_Request MpiProcess::recv(void* data, int64_t bytes, int peer, int tag) {
   MPI_Request request;
-  check("MPI_Irecv",
-        MPI_Irecv(data, int(bytes), MPI_BYTE, peer, tag, communicator_, &request));
+  check("MPI_Irecv", MPI_Irecv(data, int(bytes), MPI_BYTE, peer, tag, communicator_, &request));
   return request;
 }
 

@@ -253,8 +253,7 @@ void try_pieces(const Case& c) {
       }
     c.group().all_gather_pieces(full, pieces).wait();
     for (int r = 0; r < c.ranks; ++r) {
-      EXPECT_TRUE(
-          same_bytes(full[0].as_strided_raw({c.n}, {1}, r * c.n), values(r, c.n, c.dtype)));
+      EXPECT_TRUE(same_bytes(full[0].as_strided_raw({c.n}, {1}, r * c.n), values(r, c.n, c.dtype)));
       EXPECT_TRUE(same_bytes(full[1].as_strided_raw({3}, {1}, r * 3), values(r, 3, kFloat32)));
     }
     for (auto& f : full) copy_raw(f, values(c.rank, f.numel(), f.dtype(), 5));
@@ -286,9 +285,8 @@ class Matrix : public testing::TestWithParam<std::tuple<const char*, int, int64_
  protected:
   void for_each(const std::function<void(const Case&)>& f) {
     const auto [backend, world, n] = GetParam();
-    run_over(backend, world, [&, world = world, n = n](int rank) {
-      for_each_case(rank, world, n, f);
-    });
+    run_over(backend, world,
+             [&, world = world, n = n](int rank) { for_each_case(rank, world, n, f); });
   }
 };
 TEST_P(Matrix, O_002_Broadcast) { for_each(try_broadcast); }
@@ -309,7 +307,9 @@ TEST_P(MpiMatrix, AllCollectives) {
     std::vector<int64_t> sizes{0, 1, 3, 1000};
     if (tries_all() || world == 3) sizes.push_back(1000003);
     for (const int64_t n : sizes)
-      for (const auto& f : {try_broadcast, try_all_reduce_and_reduce, try_all_gather, try_gather_and_scatter, try_reduce_scatter, try_all_to_all, try_pieces, try_send_and_recv}) {
+      for (const auto& f :
+           {try_broadcast, try_all_reduce_and_reduce, try_all_gather, try_gather_and_scatter,
+            try_reduce_scatter, try_all_to_all, try_pieces, try_send_and_recv}) {
         SCOPED_TRACE(n);
         for_each_case(rank, world, n, f);
       }

@@ -1,6 +1,7 @@
 // What goes wrong between ranks ends in an error that says what, on every rank, and never in a
 // hang.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,9 +54,18 @@ std::vector<std::string> errors_of(int ranks, const std::function<void(int)>& f,
               {.timeout = timeout});
     return errors;
   }
-  const auto results = run_processes(
-      ranks, [&](int rank) { std::printf("\1%s\2", error_of([&] { f(rank); }).c_str()); },
-      {.timeout = timeout, .may_fail = true});
+  // None ends before all have their text: rank 0 serves the store.
+  void* shared =
+      mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto& know = *new (shared) std::atomic<int>(0);
+  const auto results = run_processes(ranks,
+                                     [&](int rank) {
+                                       std::printf("\1%s\2", error_of([&] { f(rank); }).c_str());
+                                       ++know;
+                                       for (int i = 0; i < 500 && know < ranks; ++i)
+                                         std::this_thread::sleep_for(milliseconds(10));
+                                     },
+                                     {.timeout = timeout, .may_fail = true});
   for (int r = 0; r < ranks; ++r) {
     const std::string& said = results[r].output;
     const size_t from = said.find('\1') + 1;
@@ -228,15 +238,13 @@ TEST_F(Failed, OnStartThatThrowsIsTheGroupsFailure) {
 
 TEST_F(Deadline, O_011_T_27_SaysWhoArrivedAndWhereTheOthersAre) {
   const auto start = Clock::now();
-  const auto errors = errors_of(
-      4,
-      [](int rank) {
-        Tensor x = zeros({5});
-        barrier({.timeout = std::chrono::seconds(10), .label = "all set"});
-        // Misses one, and is told when it comes back.
-        if (rank == 1) std::this_thread::sleep_for(milliseconds(1500));
-        all_reduce(x, ReduceOp::kSum, {.timeout = milliseconds(600)});
-      });
+  const auto errors = errors_of(4, [](int rank) {
+    Tensor x = zeros({5});
+    barrier({.timeout = std::chrono::seconds(10), .label = "all set"});
+    // Misses one, and is told when it comes back.
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(1500));
+    all_reduce(x, ReduceOp::kSum, {.timeout = milliseconds(600)});
+  });
   EXPECT_LT(Clock::now() - start, milliseconds(over_mpi() ? 30000 : 10000));
   for (const auto& e : errors) {
     EXPECT_HAS(e, "waited 600 ms in #2 all_reduce SUM of float32 [5]");
@@ -421,14 +429,14 @@ TEST_F(Peer, KilledRankThatServesTheStore) {
 }
 
 TEST_F(Peer, StoppedIsReportedAsSilent) {
-  const auto results = run_processes(2,
-                                     [](int rank) {
-                                       barrier();
-                                       if (rank == 1) raise(SIGSTOP);
-                                       if (rank == 0) barrier({.timeout = milliseconds(500)});
-                                     },
-                                     {.kill_after = milliseconds(over_mpi() ? 15000 : 3000),
-                                      .may_fail = true});
+  const auto results =
+      run_processes(2,
+                    [](int rank) {
+                      barrier();
+                      if (rank == 1) raise(SIGSTOP);
+                      if (rank == 0) barrier({.timeout = milliseconds(500)});
+                    },
+                    {.kill_after = milliseconds(over_mpi() ? 10000 : 3000), .may_fail = true});
   EXPECT_EQ(results[1].signal, SIGKILL);
   EXPECT_HAS(results[0].output, "rank 1 does not answer");
 }

@@ -52,25 +52,26 @@ TEST(MpiRanks, MayNotBeThreads) {
 }
 
 TEST(MpiRanks, AreStartedByMpirun) {
-  run_processes(
-      3,
-      [](int) {
-        const std::string e = error_of([] { init_process_group({.backend = "mpi"}); });
-        EXPECT_HAS(e, "mpirun started, and it did not start ranks 0, 1, 2");
-        EXPECT_HAS(e, "sherdrun --backend=mpi");
-      },
-      {.init = false});
+  run_processes(3,
+                [](int) {
+                  const std::string e = error_of([] { init_process_group({.backend = "mpi"}); });
+                  EXPECT_HAS(e, "mpirun started, and it did not start ranks 0, 1, 2");
+                  EXPECT_HAS(e, "sherdrun --backend=mpi");
+                },
+                {.init = false});
 }
 
 TEST(MpiRanks, OneAloneNeedsNoMpi) {
-  run_processes(1, [](int) {
-    init_process_group({.backend = "mpi"});
-    Tensor x = full({3}, 2);
-    all_reduce(x);
-    EXPECT_EQ(x.data<float>()[2], 2);
-    EXPECT_EQ(default_group()->backend(), "mpi");
-    destroy_process_group();
-  }, {.init = false});
+  run_processes(1,
+                [](int) {
+                  init_process_group({.backend = "mpi"});
+                  Tensor x = full({3}, 2);
+                  all_reduce(x);
+                  EXPECT_EQ(x.data<float>()[2], 2);
+                  EXPECT_EQ(default_group()->backend(), "mpi");
+                  destroy_process_group();
+                },
+                {.init = false});
 }
 
 TEST_F(Mpi, RanksAreAllOfOneMpirun) {
@@ -221,7 +222,7 @@ TEST_F(Mpi, AClosedMeshLetsGoOfItsBytes) {
       auto taken = std::make_unique<std::vector<char>>(kBytes, 'b');
       {
         auto out = mesh->buffer(sent->data(), kBytes), in_ = mesh->buffer(taken->data(), kBytes);
-        out->send(1 - rank, 2, 0, kBytes);             // nobody takes it in round 0
+        out->send(1 - rank, 2, 0, kBytes);                  // nobody takes it in round 0
         if (round == 1) in_->recv(1 - rank, 1, 0, kBytes);  // never sent
         if (round == 2) in_->recv(1 - rank, 2, 0, kBytes);  // may be half way
         if (rank == 0) mesh->close();
@@ -277,11 +278,11 @@ TEST_F(Mpi, JobsAndGroupsOneAfterAnother) {
       }
       if (job == 2) return;
       destroy_process_group();
-      init_process_group({.backend = "mpi",
-                          .init_method = concat("file://", testing::TempDir(), "mpi_store_",
-                                                getppid(), "_", job, "?rank=", rank,
-                                                "&world_size=3"),
-                          .timeout = seconds(60)});
+      init_process_group(
+          {.backend = "mpi",
+           .init_method = concat("file://", testing::TempDir(), "mpi_store_", getppid(), "_", job,
+                                 "?rank=", rank, "&world_size=3"),
+           .timeout = seconds(60)});
     }
   });
 }
@@ -313,26 +314,27 @@ TEST_F(Mpi, ManySendsWaitedForInRandomOrder) {
 TEST_F(Mpi, SameBitsAsGlooAndShm) {
   std::vector<std::string> said;
   for (const char* backend : {"gloo", "shm", "mpi"}) {
-    const auto results = run_processes(
-        3,
-        [](int rank) {
-          std::mt19937 random(7 + rank);
-          std::normal_distribution<float> normal;
-          uint64_t hash = 14695981039346656037u;
-          for (const int64_t n : {1000, 300000}) {
-            Tensor x = empty({3 * n}), piece = empty({n});
-            for (int64_t i = 0; i < 3 * n; ++i) x.data<float>()[i] = normal(random);
-            const Tensor half = to_raw(x, kBFloat16);
-            reduce_scatter_tensor(piece, x);
-            all_reduce(x, ReduceOp::kAvg);
-            all_reduce(half);
-            for (const Tensor& t : {x, piece, half})
-              for (int64_t i = 0; i < t.nbytes(); ++i)
-                hash = (hash ^ uint8_t(t.bytes()[i])) * 1099511628211u;
-          }
-          std::printf("%016lx\n", hash);
-        },
-        {.timeout = seconds(60), .backend = backend});
+    const auto results = run_processes(3,
+                                       [](int rank) {
+                                         std::mt19937 random(7 + rank);
+                                         std::normal_distribution<float> normal;
+                                         uint64_t hash = 14695981039346656037u;
+                                         for (const int64_t n : {1000, 300000}) {
+                                           Tensor x = empty({3 * n}), piece = empty({n});
+                                           for (int64_t i = 0; i < 3 * n; ++i)
+                                             x.data<float>()[i] = normal(random);
+                                           const Tensor half = to_raw(x, kBFloat16);
+                                           reduce_scatter_tensor(piece, x);
+                                           all_reduce(x, ReduceOp::kAvg);
+                                           all_reduce(half);
+                                           for (const Tensor& t : {x, piece, half})
+                                             for (int64_t i = 0; i < t.nbytes(); ++i)
+                                               hash =
+                                                   (hash ^ uint8_t(t.bytes()[i])) * 1099511628211u;
+                                         }
+                                         std::printf("%016lx\n", hash);
+                                       },
+                                       {.timeout = seconds(60), .backend = backend});
     std::string all;
     for (const auto& r : results) all += r.output;
     said.push_back(all);

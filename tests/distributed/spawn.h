@@ -33,7 +33,7 @@ struct ProcessOptions {
   Milliseconds timeout = std::chrono::seconds(20);
   bool init = true;  // if not: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ... are set all the same
   Milliseconds kill_after = std::chrono::seconds(50);
-  bool may_fail = false;  // return the results, and throw nothing, if ranks fail
+  bool may_fail = false;         // return the results, and throw nothing, if ranks fail
   std::string backend = "auto";  // mpi, also by SHERD_BACKEND: mpirun starts an MPI job for them
 };
 

@@ -34,7 +34,8 @@ class MpiLaunch : public testing::Test {
 
   std::vector<std::string> command(int ranks, const std::string& script,
                                    const std::vector<std::string>& flags = {}) const {
-    std::vector<std::string> c{kSherdrun, "--backend=mpi", "--nproc_per_node=" + std::to_string(ranks)};
+    std::vector<std::string> c{kSherdrun, "--backend=mpi",
+                               "--nproc_per_node=" + std::to_string(ranks)};
     c.insert(c.end(), flags.begin(), flags.end());
     c.insert(c.end(), {"sh", "-c", "echo $$ > $PIDS/rank$RANK; " + script});
     return c;
@@ -65,9 +66,10 @@ class MpiLaunch : public testing::Test {
 };
 
 TEST_F(MpiLaunch, RanksHaveTheirPlaceInMpiToo) {
-  const Result r = run_ranks(
-      3, "echo $RANK of $WORLD_SIZE, $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, "
-         "$PMIX_RANK, $SHERD_BACKEND");
+  const Result r =
+      run_ranks(3,
+                "echo $RANK of $WORLD_SIZE, $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, "
+                "$PMIX_RANK, $SHERD_BACKEND");
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_EQ(r.err, "");
   std::vector<std::string> lines = lines_of(r.out);
@@ -143,8 +145,8 @@ TEST_F(MpiLaunch, RestartsHaveANewMpirun) {
 
 TEST_F(MpiLaunch, RanksHaveTheirOwnFilesAndExitCodes) {
   const std::string logs = new_folder();
-  const Result r = run_ranks(2, "echo out $RANK; echo err $RANK >&2",
-                             {"--log_dir=" + logs, "--redirects=3"});
+  const Result r =
+      run_ranks(2, "echo out $RANK; echo err $RANK >&2", {"--log_dir=" + logs, "--redirects=3"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   int files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(logs))
