@@ -320,7 +320,7 @@ void MpiMesh::close_locked() {
   if (mpi_.usable()) {
     for (MpiBuffer* b : buffers) b->cancel();
     for (int p = 0; p < size(); ++p) {
-      if (p == rank_ || lost_[p]) continue;
+      if (p == rank_ || has_ended(p)) continue;  // who has closed waits for this notice
       MPI_Request request = mpi_.send(nullptr, 0, process(p), tag(kNotice));
       mpi_.let_go(request);
     }
