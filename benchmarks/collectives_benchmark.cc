@@ -2,7 +2,7 @@
 // by the clock, and the processor time that rank 0 spent (which tells something on a machine that
 // others use too).
 //
-//     ./bazelw run //benchmarks:collectives            # --ranks=4 --backend=gloo --csv
+//     ./bazelw run //benchmarks:collectives            # --ranks=4 --backend=gloo (shm, mpi) --csv
 //
 // collectives_side_by_side.py puts PyTorch and Open MPI beside it.
 //

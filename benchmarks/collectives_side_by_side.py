@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Collectives on one host: Sherd (shm and gloo), PyTorch over gloo, and Open MPI, in one table.
+"""Collectives on one host: Sherd (shm, gloo, mpi), PyTorch over gloo, and Open MPI's own, in one table.
 
     ./bazelw build //benchmarks:collectives
     benchmarks/collectives_side_by_side.py --torch-python=/path/to/venv/bin/python [--ranks=2] [--repeat=3]
@@ -7,7 +7,7 @@
 Runs are interleaved, and the best of all repetitions counts, for the machine may do other things in between. The
 last column says what part of the memory's bandwidth Sherd reaches: the least bytes that a rank has to read and write
 for the collective, by Sherd's time, over what all ranks together get when each copies 64 MiB of its own memory.
-Without --torch-python, or without mpicxx, that side is left out.
+Without --torch-python, or without mpirun and mpicxx, those sides are left out.
 """
 import argparse
 import os
@@ -32,6 +32,8 @@ def least_bytes(op, size, ranks):
 def sides(arguments, folder):
     yield "shm", [arguments.binary, f"--ranks={arguments.ranks}", "--backend=shm", "--csv"]
     yield "gloo", [arguments.binary, f"--ranks={arguments.ranks}", "--backend=gloo", "--csv"]
+    if shutil.which("mpirun"):
+        yield "mpi", [arguments.binary, f"--ranks={arguments.ranks}", "--backend=mpi", "--csv"]
     if arguments.torch_python:
         yield "PyTorch", [arguments.torch_python, "-m", "torch.distributed.run", "--standalone",
                           f"--nproc_per_node={arguments.ranks}", f"{ROOT}/benchmarks/torch_collectives.py"]
@@ -39,7 +41,7 @@ def sides(arguments, folder):
         program = os.path.join(folder, "mpi_collectives")
         subprocess.run(["mpicxx", "-std=c++17", "-O2", "-DOMPI_SKIP_MPICXX", "-o", program,
                         f"{ROOT}/benchmarks/mpi_collectives.cc"], check=True)
-        yield "Open MPI", ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(arguments.ranks), program]
+        yield "Open MPI", ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(arguments.ranks), program]
 
 
 def main():

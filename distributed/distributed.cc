@@ -9,6 +9,7 @@
 #include "distributed/gloo/gloo_mesh.h"
 #include "distributed/hosts_exchange.h"
 #include "distributed/mesh_process_group.h"
+#include "distributed/mpi/mpi_job.h"
 #include "distributed/shm/shm_mesh.h"
 #include "distributed/tcp_store.h"
 
@@ -24,7 +25,8 @@ struct Job {
   std::shared_ptr<Store> store;
   std::shared_ptr<TcpStore> own_store;
   std::string backend, address;
-  std::shared_ptr<Node> node;  // unless the backend is gloo
+  std::shared_ptr<Node> node;   // of auto and shm
+  std::shared_ptr<MpiJob> mpi;  // of mpi
   Milliseconds timeout{};
   int local_rank = 0, local_world_size = 1, groups_made = 0;
   std::map<std::string, int> local_groups_made;           // by their list of ranks
@@ -44,8 +46,9 @@ std::string chosen_backend(const InitOptions& options) {
   std::string name = options.backend;
   const char* variable = std::getenv("SHERD_BACKEND");
   if (name == "auto" && variable && *variable) name = variable;
-  if (name != "auto" && name != "gloo" && name != "shm")
-    fail("[init_process_group] there is no backend '", name, "': this build has auto, gloo, shm",
+  if (name != "auto" && name != "gloo" && name != "shm" && name != "mpi")
+    fail("[init_process_group] there is no backend '", name,
+         "': this build has auto, gloo, shm, mpi",
          name == options.backend ? "" : " (SHERD_BACKEND)");
   return name;
 }
@@ -67,6 +70,8 @@ Group make_group(const Job& job, std::string name, int rank, std::vector<int> ra
     ShmTransport shm = connect_shm(job.node, rank, std::move(ranks), *store, timeout);
     init.mesh = std::move(shm.mesh);
     init.exchange = std::move(shm.exchange);
+  } else if (rank >= 0 && size > 1 && init.backend == "mpi") {
+    init.mesh = connect_mpi_mesh(job.mpi, rank, std::move(ranks), *store, timeout);
   } else if (rank >= 0 && size > 1) {
     init.mesh = connect_gloo_mesh(rank, size, *store, job.address, timeout);
   }
@@ -101,7 +106,9 @@ void init_process_group(const InitOptions& options) {
   if (theirs != made.backend)
     fail("[init_process_group] rank ", r.rank, " asks for backend '", made.backend,
          "', and another rank for '", theirs, "'");
-  if (made.backend != "gloo" && r.world_size > 1) {
+  if (made.backend == "mpi" && r.world_size > 1)
+    made.mpi = MpiJob::meet(*r.store, r.rank, r.world_size, options.timeout);
+  if ((made.backend == "auto" || made.backend == "shm") && r.world_size > 1) {
     made.node = Node::meet(*r.store, r.rank, r.world_size, options.timeout);
     if (made.backend == "shm" && int(made.node->ranks().size()) < r.world_size)
       fail("[init_process_group] backend 'shm' needs all ranks on one host, and rank ", r.rank,

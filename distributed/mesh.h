@@ -8,7 +8,7 @@
 //
 // Between two ranks, sends and receives of one channel match in the order in which they were
 // posted; a receive must have room for what is sent. A buffer's bytes stay in place, and the Buffer
-// alive, until its operations have ended or the mesh was closed.
+// alive, until its operations have ended or the mesh was closed; then the Buffer goes first.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -12,7 +12,8 @@ class TcpStore;
 
 struct InitOptions {
   // auto: shm for groups whose ranks are all on one host, gloo for others. Or one of these for all
-  // groups. SHERD_BACKEND in the environment says what auto stands for.
+  // groups, or mpi, for ranks that mpirun started. SHERD_BACKEND in the environment says what auto
+  // stands for.
   std::string backend = "auto";
   // Where no store is given:
   //   env://           RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say all (sherdrun sets them);

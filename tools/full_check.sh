@@ -44,7 +44,7 @@ golden_matrix() {
   for golden in bigmodel_tiny bigmodel_odd bigmodel_no_mask bigmodel_wide_batch; do
     for ranks in 1 2 4; do
       for strategy in full_shard shard_grad_op no_shard ddp; do
-        for extra in "" --activation_checkpointing --wrap_min_params=2000 --precision=bf16 --backend=gloo; do
+        for extra in "" --activation_checkpointing --wrap_min_params=2000 --precision=bf16 --backend=gloo --backend=mpi; do
           n=$((n + 1))
           python3 tools/golden_run.py bazel-bin/examples/big_model "$golden" "$ranks" "$strategy" $extra || bad=$((bad + 1))
         done

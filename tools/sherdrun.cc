@@ -56,7 +56,7 @@ struct Flags {
   std::string rdzv_id = "none", rdzv_backend = "static", rdzv_endpoint, rdzv_conf;
   int max_restarts = 0;
   double monitor_interval = 0.1, start_timeout = 600;
-  std::string role = "default", log_dir, redirects = "0", tee = "0", local_addr;
+  std::string backend, role = "default", log_dir, redirects = "0", tee = "0", local_addr;
 };
 
 class Formatter : public CLI::Formatter {
@@ -177,6 +177,7 @@ LaunchOptions to_options(const CLI::App& app, const Flags& flags) {
   LaunchOptions options{.node_rank = flags.node_rank,
                         .master_addr = flags.master_addr,
                         .master_port = flags.master_port,
+                        .backend = flags.backend,
                         .max_restarts = flags.max_restarts,
                         .run_id = flags.rdzv_id,
                         .role = flags.role,
@@ -264,6 +265,10 @@ int main(int argc, char** argv) {
       app, "nproc_per_node", flags.nproc_per_node, "N",
       "ranks on this node: a number (default 1), cpu (one a core), gpu (one a GPU), or auto (gpu "
       "if there is one, else cpu)");
+  add_flag(app, "backend", flags.backend, "NAME",
+           "of collectives: auto, shm, gloo, or mpi, which starts the ranks under mpirun (default: "
+           "what the program and SHERD_BACKEND say)")
+      ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
   add_flag(app, "nnodes", flags.nnodes, "N or MIN:MAX", "nodes (default 1)");
   add_flag(app, "node_rank", flags.node_rank, "N", "this node's number, from 0 (static; default 0)")
       ->check(CLI::Range(0, 1 << 20));

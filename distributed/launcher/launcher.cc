@@ -18,6 +18,7 @@
 #include "distributed/launcher/job.h"
 #include "distributed/launcher/log_files.h"
 #include "distributed/launcher/membership.h"
+#include "distributed/launcher/mpi_world.h"
 #include "distributed/launcher/node.h"
 #include "distributed/launcher/signals.h"
 #include "distributed/store_token.h"
@@ -32,6 +33,11 @@ constexpr const char* kSelf = "/proc/self/exe";
 bool is_set(const char* name) {
   const char* value = std::getenv(name);
   return value && *value;
+}
+
+std::string backend_of(const LaunchOptions& o) {
+  if (!o.backend.empty()) return o.backend;
+  return is_set("SHERD_BACKEND") ? std::getenv("SHERD_BACKEND") : "";
 }
 
 void check(const LaunchOptions& o) {
@@ -51,6 +57,12 @@ void check(const LaunchOptions& o) {
   if (o.max_restarts < 0) fail("[launch] max_restarts must be at least 0, got ", o.max_restarts);
   if (o.run_id.empty() || o.run_id.find('/') != std::string::npos) {
     fail("[launch] run_id must be a word without /, got '", o.run_id, "'");
+  }
+  if (o.nnodes > 1 && backend_of(o) == "mpi") {
+    fail(
+        "[launch] backend mpi is for one node here: on several, start the program by mpirun "
+        "itself, ",
+        "with SHERD_BACKEND=mpi");
   }
   if (o.nnodes > 1 && (o.master_addr.empty() || o.master_port == 0)) {
     fail("[launch] several nodes need master_addr and master_port, the same on each: where node 0 ",
@@ -82,7 +94,8 @@ struct Round {
 
 std::vector<std::string> rank_environment(const LaunchOptions& o, const Round& round,
                                           const std::string& token, const std::string& log_folder,
-                                          int local_rank, int store_fd) {
+                                          const std::vector<std::string>& mpi, int local_rank,
+                                          int store_fd) {
   const std::string rank = std::to_string(round.first_rank + local_rank);
   const std::string world_size = std::to_string(round.world_size);
   std::vector<std::pair<std::string, std::string>> set{
@@ -114,6 +127,11 @@ std::vector<std::string> rank_environment(const LaunchOptions& o, const Round& r
   }
   if (!log_folder.empty() && !is_set("SHERD_FLIGHT_RECORD")) {
     set.emplace_back("SHERD_FLIGHT_RECORD", log_folder);
+  }
+  if (!o.backend.empty()) set.emplace_back("SHERD_BACKEND", o.backend);
+  for (const std::string& entry : mpi) {
+    const size_t equals = entry.find('=');
+    set.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
   }
   std::vector<std::string> environment;
   for (char** entry = environ; *entry; ++entry) {
@@ -155,8 +173,12 @@ class Launcher {
     for (;; ++round.restarts) {
       // A free port is another one each time.
       round.store = listen_for_store(round.master_addr, options_.master_port);
+      // Before the job, which ends what was started after it.
+      std::optional<MpiWorld> mpi;
+      if (backend_of(options_) == "mpi" && options_.nproc_per_node > 1)
+        mpi.emplace(options_.nproc_per_node, signals_.mask_before());
       Job job(options_, path_, argv_, signals_);
-      run(job, round);
+      run(job, round, mpi ? &*mpi : nullptr);
       const auto failures = failures_by_cause(job.ends());
       if (failures.empty() || job.interrupted_by() != 0 || job.is_usage_error() ||
           round.restarts == options_.max_restarts) {
@@ -223,13 +245,15 @@ class Launcher {
   }
 
  private:
-  void run(Job& job, Round& round) {
+  void run(Job& job, Round& round, const MpiWorld* mpi = nullptr) {
+    static const std::vector<std::string> none;
     for (int local_rank = 0; local_rank < options_.nproc_per_node; ++local_rank) {
       // Were it open here or in another rank, peers could still connect after rank 0 is gone.
       const Fd fd = std::move(round.store.fd);
       RankSpec spec{.rank = round.first_rank + local_rank,
                     .local_rank = local_rank,
                     .environment = rank_environment(options_, round, token_, logs_.folder(),
+                                                    mpi ? mpi->environment(local_rank) : none,
                                                     local_rank, fd.fd()),
                     .store_fd = fd.fd()};
       for (int stream : {1, 2}) {

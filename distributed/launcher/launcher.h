@@ -23,6 +23,8 @@
 //     TORCHELASTIC_USE_AGENT_STORE    False: MASTER_PORT is rank 0's
 //     OMP_NUM_THREADS                 max(1, cores of this node / ranks on it), unless it was set
 //     SHERD_LAUNCHED                  1
+//     SHERD_BACKEND                   LaunchOptions::backend, if it was given
+//     OMPI_..., PMIX_...              mpirun's, with backend mpi
 //     SHERD_STORE_FD                  rank 0 only: an inherited socket that already listens on
 //                                     MASTER_PORT. Whoever serves the store accepts on it (and sets
 //                                     close-on-exec), so no other job can take the port in between.
@@ -91,6 +93,9 @@ struct LaunchOptions {
   int node_rank = 0;  // 0 ... nnodes - 1 (kStatic)
   std::string master_addr = {};  // of node 0; may be left out on one node, which means 127.0.0.1
   int master_port = 0;           // 0: one that is free; several nodes must name one
+  // Of collectives: SHERD_BACKEND for the ranks. Empty: what SHERD_BACKEND is here. With mpi, ranks
+  // are mpirun's to MPI (docs/mpi.md), on one node.
+  std::string backend = {};
   LaunchOutput output = LaunchOutput::kPrefixed;
   std::chrono::milliseconds settle{300};
   std::chrono::milliseconds grace{3000};
@@ -117,7 +122,7 @@ struct LaunchOptions {
 // nproc_per_node ranks. Returns 0 if all ranks did; the exit code of the failed rank that is the
 // cause (1 for codes above 125, which shells give a meaning); 128 + the signal that ended it or the
 // launcher. Throws Error, with no rank started, on options that contradict, a program that is
-// missing or not executable, and a port that is in use.
+// missing or not executable, a port that is in use, and backend mpi where there is no mpirun.
 //
 // Call it before the process starts threads: it forks, blocks signals and adopts orphans meanwhile.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command);

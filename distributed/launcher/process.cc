@@ -25,7 +25,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 // In the child, between fork and exec. Returns only if exec failed, with errno.
 void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* const* environment) {
   setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  prctl(PR_SET_PDEATHSIG, spec.death_signal);
   if (getppid() != parent) _exit(127);  // it had died before prctl
   const int from[] = {spec.in, spec.out, spec.err};
   for (int to = 0; to < 3; ++to) {

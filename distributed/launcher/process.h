@@ -15,9 +15,10 @@ struct ProcessSpec {
   int in = 0, out = 1, err = 2;          // what become the child's 0, 1 and 2
   int inherited = -1;                    // one more fd for the child, under the same number
   sigset_t signal_mask = {};             // the child's
+  int death_signal = SIGKILL;            // to the child, when this thread ends
 };
 
-// The leader of a new process group, which dies with this thread. SIGPIPE is at its default in it.
+// The leader of a new process group, which is told when this thread ends. SIGPIPE is at its default in it.
 // Throws Error if the program cannot be executed. Safe after fork: between fork and exec only
 // async-signal-safe functions run.
 pid_t start_process(const ProcessSpec& spec);

@@ -34,8 +34,10 @@ int run_ranks(CLI::App& app, int nproc_per_node, int argc, char** argv,
   app.add_option("--nproc_per_node", ranks,
                  "ranks on this machine, unless a launcher starts them: a number, auto or cpu");
   std::string backend;
-  app.add_option("--backend", backend, "auto, shm or gloo; else SHERD_BACKEND says")
-      ->check(CLI::IsMember({"auto", "shm", "gloo"}));
+  app.add_option(
+         "--backend", backend,
+         "auto, shm, gloo, or mpi, which starts the ranks under mpirun; else SHERD_BACKEND says")
+      ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
   for (CLI::Option* option : app.get_options()) option->capture_default_str();
   app.get_formatter()->column_width(34);
   try {

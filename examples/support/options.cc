@@ -73,8 +73,9 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                   "ranks on this machine: a number, auto or cpu (default 2)")
       ->check([](const std::string& n) { return n.empty() ? "--nproc_per_node is empty" : ""; });
   run->add_option("--threads", o.threads, "threads a rank")->check(CLI::PositiveNumber);
-  run->add_option("--backend", o.backend, "of collectives: auto, shm or gloo")
-      ->check(CLI::IsMember({"auto", "shm", "gloo"}));
+  run->add_option("--backend", o.backend,
+                  "of collectives: auto, shm, gloo, or mpi, which starts the ranks under mpirun")
+      ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
   run->add_option("--seed", o.seed, "of weights, order and dropout")->check(CLI::NonNegativeNumber);
   run->add_option("--strategy", o.strategy,
                   "full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, ddp, or "

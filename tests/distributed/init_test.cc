@@ -91,7 +91,7 @@ TEST(Init, S_008_S_009_RefusesWhatMakesNoSense) {
   refused(with("first", "2", "0"), "RANK is 'first', should be a whole number");
   refused(with("0", "2x", "0"), "WORLD_SIZE is '2x'");
   refused(with("0", "2", "70000"), "the port (MASTER_PORT) is 70000");
-  refused({}, "there is no backend 'nccl': this build has auto, gloo, shm",
+  refused({}, "there is no backend 'nccl': this build has auto, gloo, shm, mpi",
           {.backend = "nccl", .rank = 0, .world_size = 1});
   refused({}, "'tcp://127.0.0.1' has no port", {.init_method = "tcp://127.0.0.1"});
   refused({}, "'tcp://:123' has no host", {.init_method = "tcp://:123"});

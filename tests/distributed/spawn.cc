@@ -12,10 +12,13 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "core/context.h"
 #include "core/threads.h"
+#include "distributed/launcher/mpi_world.h"
+#include "distributed/mpi/mpi_job.h"
 #include "distributed/socket.h"
 
 namespace sherd::dist {
@@ -29,8 +32,19 @@ void set(const char* name, const std::string& value) { setenv(name, value.c_str(
 [[maybe_unused]] const int kFlightRecords =
     setenv("SHERD_FLIGHT_RECORD", testing::TempDir().c_str(), 0);
 
-[[noreturn]] void be_rank(int rank, int ranks, const Socket& listener,
+bool is_over_mpi(const ProcessOptions& options) {
+  const char* variable = std::getenv("SHERD_BACKEND");
+  return options.backend == "mpi" ||
+         (options.backend == "auto" && variable && std::string(variable) == "mpi");
+}
+
+[[noreturn]] void be_rank(int rank, int ranks, const Socket& listener, const MpiWorld* mpi,
                           const std::function<void(int)>& f, const ProcessOptions& options) {
+  if (mpi)
+    for (const std::string& entry : mpi->environment(rank)) {
+      const size_t equals = entry.find('=');
+      set(entry.substr(0, equals).c_str(), entry.substr(equals + 1));
+    }
   set_num_threads(1);
   set("RANK", std::to_string(rank));
   set("LOCAL_RANK", std::to_string(rank));
@@ -48,6 +62,7 @@ void set(const char* name, const std::string& value) { setenv(name, value.c_str(
     f(rank);
     if (is_initialized()) destroy_process_group();
     code = testing::Test::HasFailure();
+    if (mpi && !options.may_fail) finalize_mpi();  // which waits for the others
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     code = 1;
@@ -102,6 +117,8 @@ std::vector<ProcessResult> run_processes(int ranks, const std::function<void(int
                                          const ProcessOptions& options) {
   Socket listener = listen_on(resolve("127.0.0.1", 0, "the test's address")[0]);
   std::vector<ProcessResult> results(ranks);
+  std::optional<MpiWorld> mpi;
+  if (is_over_mpi(options)) mpi.emplace(ranks);
   std::vector<pid_t> pids;
   std::vector<Socket> outputs;
   std::fflush(nullptr);
@@ -113,7 +130,7 @@ std::vector<ProcessResult> run_processes(int ranks, const std::function<void(int
     if (pid == 0) {
       dup2(ends[1], STDOUT_FILENO);
       dup2(ends[1], STDERR_FILENO);
-      be_rank(rank, ranks, listener, f, options);
+      be_rank(rank, ranks, listener, mpi ? &*mpi : nullptr, f, options);
     }
     close(ends[1]);
     outputs.emplace_back(ends[0]);
@@ -154,6 +171,13 @@ std::vector<ProcessResult> run_processes(int ranks, const std::function<void(int
   }
   if (!errors.empty() && !options.may_fail) throw Error(errors);
   return results;
+}
+
+std::string why_no_mpi() {
+#ifdef __SANITIZE_THREAD__
+  return "Open MPI's libraries are not instrumented";
+#endif
+  return MpiWorld::is_installed() ? "" : "mpirun is not installed";
 }
 
 }  // namespace sherd::dist

@@ -33,8 +33,8 @@ struct ProcessOptions {
   Milliseconds timeout = std::chrono::seconds(20);
   bool init = true;  // if not: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ... are set all the same
   Milliseconds kill_after = std::chrono::seconds(50);
-  bool may_fail = false;  // return the results, and throw nothing, if ranks fail
-  std::string backend = "auto";
+  bool may_fail = false;         // return the results, and throw nothing, if ranks fail
+  std::string backend = "auto";  // mpi, also by SHERD_BACKEND: mpirun starts an MPI job for them
 };
 
 struct ProcessResult {
@@ -48,5 +48,8 @@ struct ProcessResult {
 // that a pool of OpenMP threads in the caller, which does not survive a fork, is not missed.
 std::vector<ProcessResult> run_processes(int ranks, const std::function<void(int rank)>& f,
                                          const ProcessOptions& options = {});
+
+// Why there are no tests over MPI here; empty: there are.
+std::string why_no_mpi();
 
 }  // namespace sherd::dist

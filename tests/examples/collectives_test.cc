@@ -1,20 +1,23 @@
 // The collectives example prints what each rank has; here it is worked out again by hand.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <map>
 
+#include "core/error.h"
 #include "tests/examples/start.h"
 
 namespace examples {
 namespace {
 
+using sherd::concat;
 using sherd::dist::Result;
 
 // Title -> what ranks 0, 1, ... have in the end.
 using Shown = std::map<std::string, std::vector<std::string>>;
 
-Shown show(Start how, int ranks) {
-  const Result r = run(start(how, ranks, "examples/collectives"));
+Shown show(Start how, int ranks, const std::vector<std::string>& flags = {}) {
+  const Result r = run(start(how, ranks, "examples/collectives", flags));
   EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
   Shown shown;
   std::string title;
@@ -96,6 +99,24 @@ TEST(Collectives, AreWhatTheySay) {
 TEST(Collectives, StartUnderLaunchers) {
   for (Start how : {Start::kSherdrun, Start::kMpirun})
     EXPECT_EQ(show(how, 4), expected(4)) << name_of(how);
+}
+
+TEST(Collectives, OverMpi) {
+  if (access("/usr/bin/mpirun", X_OK) != 0) GTEST_SKIP() << "mpirun is not installed";
+  EXPECT_EQ(show(Start::kItself, 3, {"--backend=mpi"}), expected(3));
+  EXPECT_EQ(show(Start::kMpirun, 2, {"--backend=mpi"}), expected(2));
+  setenv("SHERD_BACKEND", "mpi", 1);
+  EXPECT_EQ(show(Start::kSherdrun, 4), expected(4));
+  unsetenv("SHERD_BACKEND");
+  // mpirun's own jobs over the others.
+  for (const char* backend : {"shm", "gloo"})
+    EXPECT_EQ(show(Start::kMpirun, 2, {concat("--backend=", backend)}), expected(2)) << backend;
+  // It did not start these.
+  const Result r = run(start(Start::kSherdrun, 2, "examples/collectives", {"--backend=mpi"}));
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_NE(r.err.find("it did not start ranks 0, 1: start them by sherdrun --backend=mpi"),
+            std::string::npos)
+      << r.err;
 }
 
 TEST(Collectives, UnknownFlag) {

@@ -184,21 +184,26 @@ class LongRun {
   dist::Program program_;
 };
 
+void kill_in_mid_run(int victim, const Flags& flags, int seconds) {
+  LongRun run(flags);
+  ASSERT_TRUE(run.reaches(3));
+  const pid_t ranks[] = {run.rank(0), run.rank(1)};
+  ASSERT_TRUE(dist::is_running(ranks[0]) && dist::is_running(ranks[1]));
+  const auto start = std::chrono::steady_clock::now();
+  kill(ranks[victim], SIGKILL);
+  const dist::Result r = run.program().wait();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(seconds));
+  EXPECT_FALSE(dist::is_running(ranks[0]) || dist::is_running(ranks[1]));
+  EXPECT_GT(r.exit_code, 0);
+  EXPECT_NE(r.err.find(concat("rank ", victim, ": killed by SIGKILL")), std::string::npos) << r.err;
+}
+
 TEST(DyingRanks, KilledInMidRun) {
-  for (int victim : {1, 0}) {
-    LongRun run({});
-    ASSERT_TRUE(run.reaches(3));
-    const pid_t ranks[] = {run.rank(0), run.rank(1)};
-    ASSERT_TRUE(dist::is_running(ranks[0]) && dist::is_running(ranks[1]));
-    const auto start = std::chrono::steady_clock::now();
-    kill(ranks[victim], SIGKILL);
-    const dist::Result r = run.program().wait();
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-    EXPECT_FALSE(dist::is_running(ranks[0]) || dist::is_running(ranks[1]));
-    EXPECT_GT(r.exit_code, 0);
-    EXPECT_NE(r.err.find(concat("rank ", victim, ": killed by SIGKILL")), std::string::npos)
-        << r.err;
-  }
+  for (int victim : {1, 0}) kill_in_mid_run(victim, {}, 5);
+}
+TEST(DyingRanks, KilledInMidRunOverMpi) {
+  if (access("/usr/bin/mpirun", X_OK) != 0) GTEST_SKIP() << "mpirun is not installed";
+  kill_in_mid_run(1, {"--backend=mpi"}, 15);  // mpirun takes some seconds to end
 }
 
 TEST(DyingRanks, InterruptEndsAll) {
@@ -213,10 +218,15 @@ TEST(DyingRanks, InterruptEndsAll) {
 
 // One that throws: the loss becomes NaN, and every rank says so; it is told once.
 TEST(DyingRanks, ThatThrow) {
-  const dist::Result r = big_model(small_run(2) + Flags{"--lr=1e30"});
-  EXPECT_EQ(r.exit_code, 1);
-  EXPECT_NE(r.err.find("--lr"), std::string::npos) << r.err;
-  EXPECT_LT(r.seconds, 20);
+  for (const char* backend : {"auto", "mpi"}) {
+    if (backend == std::string("mpi") && access("/usr/bin/mpirun", X_OK) != 0) continue;
+    const dist::Result r =
+        big_model(small_run(2) + Flags{"--lr=1e30", concat("--backend=", backend)});
+    EXPECT_EQ(r.exit_code, 1);
+    EXPECT_NE(r.err.find("--lr"), std::string::npos) << r.err;
+    EXPECT_EQ(r.err.find("mpirun"), std::string::npos) << r.err;
+    EXPECT_LT(r.seconds, 20);
+  }
 }
 
 }  // namespace

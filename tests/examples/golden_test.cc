@@ -1,6 +1,7 @@
 // The main job by its command line against PyTorch's runs (tests/goldens): every strategy at 1, 2
 // and 4 ranks gives every step's loss and gradient norm, and the final weights.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 
@@ -43,15 +44,15 @@ class Golden
     : public testing::TestWithParam<std::tuple<const char* /*case*/, int /*ranks*/, const char*>> {
 };
 
-TEST_P(Golden, SameNumbersAsPyTorch) {
-  const auto [name, ranks, strategy] = GetParam();
+void expect_same_numbers(const char* name, int ranks, const char* strategy, const Flags& flags) {
   const std::string folder = dist::new_folder();
   const bool hybrid = std::string(strategy).starts_with("hybrid");
   const dist::Result r = big_model(
       golden_flags(name, ranks) +
       Flags{concat("--strategy=", strategy), concat("--shard_group_size=", hybrid ? 2 : 0),
             concat("--init_from=", kGoldens, name, "/init.safetensors"),
-            "--save_weights=" + folder + "/final.safetensors", "--log_jsonl=" + folder + "/log"});
+            "--save_weights=" + folder + "/final.safetensors", "--log_jsonl=" + folder + "/log"} +
+      flags);
   ASSERT_EQ(r.exit_code, 0) << r.err;
 
   const auto log = read_log(folder + "/log");
@@ -70,6 +71,17 @@ TEST_P(Golden, SameNumbersAsPyTorch) {
                                load_safetensors(concat(kGoldens, name, "/final.safetensors")));
   EXPECT_LE(d.weights, 2e-4);
   EXPECT_LE(d.key_bias, 5e-3);
+}
+
+TEST_P(Golden, SameNumbersAsPyTorch) {
+  const auto [name, ranks, strategy] = GetParam();
+  expect_same_numbers(name, ranks, strategy, {});
+}
+
+TEST(GoldenOverMpi, SameNumbersAsPyTorch) {
+  if (access("/usr/bin/mpirun", X_OK) != 0) GTEST_SKIP() << "mpirun is not installed";
+  for (const char* strategy : {"full_shard", "ddp"})
+    expect_same_numbers("bigmodel_tiny", 2, strategy, {"--backend=mpi"});
 }
 
 INSTANTIATE_TEST_SUITE_P(

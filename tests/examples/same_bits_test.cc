@@ -1,6 +1,7 @@
 // What must not change a bit of the trained weights: strategy, wrapping, recomputation, a second
 // run; and of the start weights: the number of ranks. Whole files are compared.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "core/safetensors.h"
 #include "tests/examples/big_model_run.h"
@@ -58,6 +59,14 @@ TEST_P(SameBits, StrategiesInFp16) {
   expect_same({fp16 + Flags{"--strategy=ddp"}, fp16 + Flags{"--strategy=no_shard"},
                fp16 + Flags{"--strategy=shard_grad_op"}, fp16 + Flags{"--strategy=full_shard"},
                fp16 + Flags{"--strategy=hybrid_shard"}});
+}
+TEST_P(SameBits, Backends) {
+  std::vector<Flags> runs;
+  for (const char* strategy : {"--strategy=full_shard", "--strategy=ddp"})
+    for (const char* backend : {"--backend=gloo", "--backend=shm", "--backend=mpi"})
+      if (access("/usr/bin/mpirun", X_OK) == 0 || std::string(backend) != "--backend=mpi")
+        runs.push_back({strategy, backend, "--steps=6"});
+  expect_same(runs);
 }
 TEST_P(SameBits, TheSameCommandTwice) {
   expect_same({{"--shuffle", "--seed=3"}, {"--shuffle", "--seed=3"}});
