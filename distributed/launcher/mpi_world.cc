@@ -123,7 +123,7 @@ MpiWorld::MpiWorld(int ranks, const sigset_t& mask) {
     pipe_ = Fd(open(end.c_str(), O_RDWR | O_CLOEXEC));
     const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
     const Fd out(open(said.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-    if (pipe_.get() < 0 || null.get() < 0 || out.get() < 0)
+    if (pipe_.fd() < 0 || null.fd() < 0 || out.fd() < 0)
       fail("[launch] cannot open files in ", folder_, ": ", strerror(errno));
     // Under its full name mpirun takes the folder above for a prefix of all that it starts.
     mpirun_ = start_process({.path = mpirun,
@@ -131,9 +131,9 @@ MpiWorld::MpiWorld(int ranks, const sigset_t& mask) {
                                       "--bind-to", "none", "--quiet", "-n", std::to_string(ranks),
                                       "/bin/sh", "-c", kKeeper, "keeper", folder_},
                              .environment = mpirun_environment(ranks, folder_),
-                             .in = null.get(),
-                             .out = out.get(),
-                             .err = out.get(),
+                             .in = null.fd(),
+                             .out = out.fd(),
+                             .err = out.fd(),
                              .signal_mask = mask,
                              .death_signal = SIGTERM});
     read_environments(ranks);

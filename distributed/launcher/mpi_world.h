@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "distributed/launcher/fd.h"
+#include "distributed/fd.h"
 
 namespace sherd::dist {
 
