@@ -47,8 +47,8 @@ DdpReducer::DdpReducer(nn::Module& module, const DdpOptions& options)
     take();
   if (options_.init_sync && group_->size() > 1) {
     verify(module);
-    std::vector<Tensor> all = module.parameters();
-    for (const Tensor& t : buffers()) all.push_back(t);
+    std::vector<Tensor> all = buffers();
+    for (auto& [name, p] : managed_parameters(module)) all.push_back(p);
     broadcast_coalesced(group_, all, 0, "ddp construction");
   }
   // Backward meets them about in the reverse of the order in which they were declared.
@@ -66,6 +66,15 @@ DdpReducer::~DdpReducer() {
   for (auto& [meta, i] : index_) meta->sink = nullptr;
 }
 
+nn::Module::NamedTensors DdpReducer::managed_parameters(const nn::Module& module) const {
+  nn::Module::NamedTensors all = module.named_parameters();
+  std::erase_if(all, [&](auto& named) {
+    return std::ranges::any_of(options_.ignored_parameters,
+                               [&](const Tensor& t) { return t.is_same(named.second); });
+  });
+  return all;
+}
+
 // What may be wrong on this rank alone, before the first collective.
 void DdpReducer::take_parameters(nn::Module& module) {
   if (!(options_.bucket_cap_mb > 0) || std::isinf(options_.bucket_cap_mb))
@@ -75,10 +84,13 @@ void DdpReducer::take_parameters(nn::Module& module) {
   module.materialize();
   for (nn::Slot* s : module.slots())
     if (s->is_buffer && s->tensor.defined()) buffers_.push_back(s);
-  for (auto& [name, p] : module.named_parameters())
+  for (auto& [name, p] : managed_parameters(module))
     if (p.requires_grad()) {
       autograd::AutogradMeta& meta = autograd::make_meta(p);
-      if (meta.sink) fail("[ddp] parameter ", name, " is in another parallel wrapper already");
+      if (meta.sink)
+        fail("[ddp] parameter ", name,
+             " is in another parallel wrapper already: put it into ignored_parameters if that one "
+             "is to reduce its gradient");
       if (meta.name.empty()) meta.name = name;
       index_[&meta] = int(parameters_.size());
       parameters_.emplace_back(name, p);
@@ -87,9 +99,9 @@ void DdpReducer::take_parameters(nn::Module& module) {
     fail("[ddp] ", module.type_name(), " has no parameter that requires a gradient");
 }
 
-void DdpReducer::verify(nn::Module& module) const {
+void DdpReducer::verify(const nn::Module& module) const {
   std::vector<std::string> lines;
-  for (auto& [name, p] : module.named_parameters())
+  for (auto& [name, p] : managed_parameters(module))
     lines.push_back(concat("parameter ", name, " ", p.sizes(), " ", p.dtype(),
                            p.requires_grad() ? "" : " frozen"));
   for (auto& [name, t] : module.named_buffers())

@@ -52,6 +52,9 @@ struct DdpOptions {
   bool static_graph = false;
   // Compare the ranks' models and take rank 0's values. Off: they are alike already.
   bool init_sync = true;
+  // Nobody's business but the user's, or another wrapper's: fsdp.parameters() of a part that is
+  // sharded. Neither compared, nor sent, nor reduced.
+  std::vector<Tensor> ignored_parameters = {};
 };
 
 namespace dist {
@@ -89,8 +92,9 @@ class DdpReducer : public autograd::BackwardObserver, public Joinable {
   class Hook;
   class OrderedBucket;
 
+  nn::Module::NamedTensors managed_parameters(const nn::Module& module) const;
   void take_parameters(nn::Module& module);
-  void verify(nn::Module& module) const;
+  void verify(const nn::Module& module) const;
   std::vector<Tensor> buffers() const;
   bool broadcasts_buffers() const;
   void build(const std::vector<int>& order);
