@@ -228,7 +228,8 @@ TEST(Refusal, R_010_AFileThatTheKernelCannotRunIsNamed) {
 
 TEST(Refusal, T_31_Flags) {
   expect_refused({"--nporc=2", "true"}, "unknown flag --nporc=2");
-  expect_refused({"--nporc=2", "true"}, "--nproc_per_node, --backend, --nnodes");  // the list of what exists
+  expect_refused({"--nporc=2", "true"},
+                 "--nproc_per_node, --backend, --nnodes");  // the list of what exists
   expect_refused({"--nproc_per_node=unknown", "true"}, "a number from 1, auto, cpu or gpu");
   for (const char* n : {"0", "-1", "2.5", "2x", "99999999999"}) {
     expect_refused({"--nproc_per_node=" + std::string(n), "true"}, n);
