@@ -8,7 +8,8 @@ Needs a Python with PyTorch (`pip install torch numpy`), and a machine that does
 every row once, those that are laid beside each other one after another, so that a slow moment hits both. A row's
 figure is the median of its repetitions, and a repetition's that of its steps; a ratio of speeds is the median of the
 ratios within the repetitions, for machines drift between them. Memory is the largest resident set of any rank, as the
-kernel counts it (wait4). Exit code 1 if a required ratio was not reached or a run failed (then there is no report).
+kernel counts it (wait4). Exit code 1 if a required ratio was not reached or a run failed twice (then there is no
+report).
 """
 import argparse
 import json
@@ -258,14 +259,16 @@ def main():
         write_tokens(os.path.join(folder, "tokens.bin"), samples * MODEL["seq"] + 1)
         for repetition in range(arguments.repetitions):
             for row in all_rows:
-                try:
-                    (measure_torch if row.side == "PyTorch" else measure_sherd)(row, arguments, folder)
-                    print("{}/{}  {:45} {:7.0f} tokens/s  {:6.0f} MiB  {}".format(
-                        repetition + 1, arguments.repetitions, row.name, row.tokens_per_s[-1], row.rss_mib[-1],
-                        row.notes), flush=True)
-                except (RuntimeError, OSError, IndexError, ValueError, statistics.StatisticsError) as error:
-                    failed = True
-                    print("FAILED  {}: {}".format(row.name, error), flush=True)
+                for attempt in (1, 2):  # PyTorch's ranks sometimes abort while they end
+                    try:
+                        (measure_torch if row.side == "PyTorch" else measure_sherd)(row, arguments, folder)
+                        print("{}/{}  {:45} {:7.0f} tokens/s  {:6.0f} MiB  {}".format(
+                            repetition + 1, arguments.repetitions, row.name, row.tokens_per_s[-1], row.rss_mib[-1],
+                            row.notes), flush=True)
+                        break
+                    except (RuntimeError, OSError, IndexError, ValueError, statistics.StatisticsError) as error:
+                        failed |= attempt == 2
+                        print("FAILED  {}: {}".format(row.name, error), flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump({"machine": machine, "rows": {r.name: {

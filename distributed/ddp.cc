@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "autograd/grad_mode.h"
+#include "core/context.h"
 #include "distributed/agree.h"
 #include "distributed/broadcast_coalesced.h"
 #include "distributed/distributed.h"
@@ -199,6 +200,7 @@ void DdpReducer::rebuild() {
   const int32_t* now = shared.data<int32_t>();
   ready_.clear();
   build({now, now + shared.numel()});
+  rebuilt_ = true;
 }
 
 void DdpReducer::set_divisor(double divisor) {
@@ -298,6 +300,9 @@ bool DdpReducer::on_plan(const autograd::Plan& plan) {
         "out of inputs were told in forward that gradients ",
         announced_ ? "are" : "are not", " exchanged");
   if (sync_) check_usage(used);
+  // The gradients of the first buckets are gone by now; what they lay in is of other sizes than what
+  // is asked for from here on.
+  if (std::exchange(rebuilt_, false)) Context::current().cpu_allocator()->release_cached();
   active_ = true;
   syncs_now_ = sync_;
   next_ = 0;

@@ -123,6 +123,7 @@ class DdpReducer : public autograd::BackwardObserver, public Joinable {
   bool buffers_due_ = true;   // the forward before was not one of no_sync
   bool announced_ = true;     // what this rank told a Join: that its backward exchanges
   bool rebuild_due_ = false;  // after the first backward that exchanges
+  bool rebuilt_ = false;      // and no backward began since
   std::vector<int> ready_;    // until then: parameters in the order in which they are complete
   std::vector<bool> graph_;   // static_graph: by parameter, used in the first step
 };

@@ -272,7 +272,7 @@ void HostsExchange::all_reduce(const Part& part, ReduceOp op) {
   // What is divided in place must have been sent before.
   const auto across_hosts = [&](const Part& p) {
     across([&] { across_.all_reduce(p, partial(op)); });
-    if (op == ReduceOp::kAvg) across([&] { across_.end(); });
+    if (op == ReduceOp::kAvg) across([&] { across_.await_sends(); });
     finish(op, p);
   };
   if (part.bytes() <= kWhole) {

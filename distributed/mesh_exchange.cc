@@ -252,11 +252,15 @@ void MeshExchange::all_reduce(const Part& part, ReduceOp op) {
   transfer(out, in);
 }
 
-void MeshExchange::end() {
+void MeshExchange::await_sends() {
   for (Pending& s : sends_)
     for (int i = 0; i < s.count; ++i) s.buffer->wait_send(deadline_);
+  sends_.clear();
+}
+
+void MeshExchange::end() {
+  await_sends();
   for (int p : partners_) peers_[p].out->buffer->wait_send(deadline_);
-  partners_.clear();  // a second end has nothing to wait for
   drop();
 }
 

@@ -33,6 +33,8 @@ class MeshExchange : public Exchange {
   void reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) override;
   void broadcast(const Part& part, int root) override;
   void all_reduce(const Part& part, ReduceOp op) override;
+  // Returns when what the phases so far send was sent: it may be changed from here on.
+  void await_sends();
   void end() override;
   void say_goodbye(uint64_t sequence, TimePoint deadline) override;
   std::optional<CollectiveTag> goodbye_of(int peer) override;

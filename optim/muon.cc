@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <unordered_map>
 
 #include "autograd/grad_mode.h"
 #include "core/gemm.h"
@@ -25,6 +26,23 @@ Tensor product(const Tensor& a, const Tensor& b) {
   const Tensor y = empty({a.size(0), b.size(1)}, kFloat32, a.device());
   gemm(a, b, y);
   return y;
+}
+
+// The nearest matrix, roughly, whose singular values are 1. [A, B], bfloat16.
+Tensor orthogonalise(const Tensor& matrix, const MuonOptions& o) {
+  const auto [a, b, c] = o.ns_coefficients;
+  const bool tall = matrix.size(0) > matrix.size(1);
+  Tensor x = contiguous_raw(to_raw(tall ? transposed(matrix) : matrix, kFloat32));
+  double squares = 0;
+  for (const float v : std::span(x.data<float>(), size_t(x.numel()))) squares += double(v) * v;
+  const double norm = rounded(full({}, std::sqrt(squares), kFloat32)).item();
+  x = rounded(x / std::max(norm, o.eps));
+  for (int i = 0; i < o.ns_steps; ++i) {
+    const Tensor gram = rounded(product(x, transposed(x)));
+    const Tensor mix = rounded(b * gram + c * product(gram, gram));
+    x = rounded(a * x + product(mix, x));
+  }
+  return contiguous_raw(to_raw(tall ? transposed(x) : x, kBFloat16));
 }
 
 // Shares matrices out, the costly ones first, each to the rank that has the least to do so far.
@@ -59,28 +77,14 @@ std::span<const char* const> Muon::state_names() const {
 }
 
 void Muon::check_matrices() const {
-  const NamedTensors named = named_parameters();
-  for (auto& [name, p] : named)
-    if (const Dims shape = shape_of(p); shape.n != 2)
-      fail("[muon] parameter ", name, " has shape ", shape,
-           ": Muon is for matrices; give embeddings, biases and norms to AdamW");
-}
-
-Tensor orthogonalise(const Tensor& matrix, const std::array<double, 3>& coefficients, int steps,
-                     double eps) {
-  const auto [a, b, c] = coefficients;
-  const bool tall = matrix.size(0) > matrix.size(1);
-  Tensor x = contiguous_raw(to_raw(tall ? transposed(matrix) : matrix, kFloat32));
-  double squares = 0;
-  for (const float v : std::span(x.data<float>(), size_t(x.numel()))) squares += double(v) * v;
-  const double norm = rounded(full({}, std::sqrt(squares), kFloat32)).item();
-  x = rounded(x / std::max(norm, eps));
-  for (int i = 0; i < steps; ++i) {
-    const Tensor gram = rounded(product(x, transposed(x)));
-    const Tensor mix = rounded(b * gram + c * product(gram, gram));
-    x = rounded(a * x + product(mix, x));
-  }
-  return contiguous_raw(to_raw(tall ? transposed(x) : x, kBFloat16));
+  size_t position = 0;
+  for (auto& group : param_groups())
+    for (auto& p : group.params()) {
+      if (const Dims shape = shape_of(p); shape.n != 2)
+        fail("[muon] parameter ", named_parameters()[position].first, " has shape ", shape,
+             ": Muon is for matrices; give embeddings, biases and norms to AdamW");
+      ++position;
+    }
 }
 
 // The momentum's new value goes into state; gives what is to be orthogonalised, or a part of it.
@@ -112,7 +116,7 @@ void Muon::update(size_t group, const Tensor& param, const Tensor& grad, State& 
   if (param.numel() == 0) return;
   const MuonOptions& o = param_groups()[group];
   const Tensor u = direction(group, param, grad, state, scaling);
-  apply(group, param.sizes(), param, orthogonalise(u, o.ns_coefficients, o.ns_steps, o.eps));
+  apply(group, param.sizes(), param, orthogonalise(u, o));
 }
 
 // A sharded parameter, and its step: null where this rank has no gradient of it.
@@ -124,14 +128,15 @@ struct Muon::Sharded {
 
 void Muon::update_all(std::vector<Stepped>& stepped, const GradientScaling& scaling) {
   NoGrad off;
-  check_matrices();
+  check_matrices();  // of groups that were added, too
+  std::unordered_map<const TensorImpl*, Stepped*> steps;
+  for (auto& s : stepped) steps[s.param.impl()] = &s;
   std::vector<Stepped> whole;
   std::vector<std::vector<Sharded>> by_ranks;  // in the order of the groups, the same on all ranks
   for (size_t g = 0; g < num_groups(); ++g)
     for (auto& p : param_groups()[g].params()) {
-      const auto same = [&](const Stepped& s) { return s.param.impl() == p.impl(); };
-      const auto found = std::ranges::find_if(stepped, same);
-      Stepped* step = found == stepped.end() ? nullptr : &*found;
+      const auto found = steps.find(p.impl());
+      Stepped* step = found == steps.end() ? nullptr : found->second;
       const nn::ShardInfo* info = nn::shard_info(p);
       if (!info) {
         if (step) whole.push_back(*step);
@@ -160,71 +165,65 @@ void Muon::update_sharded(const std::vector<Sharded>& sharded, const GradientSca
     if (has_gradient.data<int64_t>()[i])
       todo.push_back(sharded[i]), shapes.push_back(sharded[i].info->full_shape());
   const std::vector<int> owner = owners(shapes, ranks);
+  const auto numel = [&](size_t i, int r) {  // of what rank r holds of todo[i]
+    const auto [begin, end] = todo[i].info->part(r);
+    return end - begin;
+  };
 
-  // What goes to each rank, and what comes from it: the parts, one behind the other.
+  // What goes to each rank, and what comes from it: parts, one behind the other.
   std::vector<int64_t> out_numel(size_t(ranks), 0), in_numel(size_t(ranks), 0);
   for (size_t i = 0; i < todo.size(); ++i) {
-    out_numel[size_t(owner[i])] += todo[i].info->end() - todo[i].info->begin();
-    if (owner[i] != rank) continue;
-    for (int r = 0; r < ranks; ++r) {
-      const auto [begin, end] = todo[i].info->part(r);
-      in_numel[size_t(r)] += end - begin;
-    }
+    out_numel[size_t(owner[i])] += numel(i, rank);
+    for (int r = 0; r < ranks && owner[i] == rank; ++r) in_numel[size_t(r)] += numel(i, r);
   }
   std::vector<Tensor> out, in;
-  for (int r = 0; r < ranks; ++r) {
-    out.push_back(empty({out_numel[size_t(r)]}, kBFloat16));
-    in.push_back(empty({in_numel[size_t(r)]}, kBFloat16));
-  }
-  const auto part = [](const Tensor& all, int64_t& at, int64_t n) {
+  for (int64_t n : out_numel) out.push_back(empty({n}, kBFloat16));
+  for (int64_t n : in_numel) in.push_back(empty({n}, kBFloat16));
+  const auto cut = [](const Tensor& all, int64_t& at, int64_t n) {
     const Tensor t = all.as_strided_raw({n}, {1}, at);
     at += n;
     return t;
   };
 
   std::vector<int64_t> at(size_t(ranks), 0);
+  std::vector<Tensor> mine;  // this rank's part of each: first the direction, then the update
   for (size_t i = 0; i < todo.size(); ++i) {
-    const Tensor to = part(out[size_t(owner[i])], at[size_t(owner[i])],
-                           todo[i].info->end() - todo[i].info->begin());
+    mine.push_back(cut(out[size_t(owner[i])], at[size_t(owner[i])], numel(i, rank)));
     if (Stepped* step = todo[i].step)
       change(*step, [&](const Tensor& param, const Tensor& grad) {
         const Tensor u = direction(todo[i].group, param, grad, *step->state, scaling);
-        copy_raw(to, u.as_strided_raw({u.numel()}, {1}, 0));
+        copy_raw(mine[i], u.as_strided_raw({u.numel()}, {1}, 0));
       });
     else
-      to.detach().zero_();
+      mine[i].detach().zero_();
   }
   any.all_to_all(in, out);
 
   std::fill(at.begin(), at.end(), 0);
   for (size_t i = 0; i < todo.size(); ++i) {
     if (owner[i] != rank) continue;
-    const MuonOptions& o = param_groups()[todo[i].group];
-    const Tensor flat = empty({shapes[i][0] * shapes[i][1]}, kBFloat16);
+    const Tensor flat = empty({shapes[i].numel()}, kBFloat16);
     std::vector<Tensor> parts;
     int64_t place = 0;
     for (int r = 0; r < ranks; ++r) {
-      const auto [begin, end] = todo[i].info->part(r);
-      parts.push_back(part(in[size_t(r)], at[size_t(r)], end - begin));
-      copy_raw(part(flat, place, end - begin), parts.back());
+      parts.push_back(cut(in[size_t(r)], at[size_t(r)], numel(i, r)));
+      copy_raw(cut(flat, place, parts.back().numel()), parts.back());
     }
-    const Tensor done = orthogonalise(flat.as_strided_raw(shapes[i], {shapes[i][1], 1}, 0),
-                                      o.ns_coefficients, o.ns_steps, o.eps);
+    const Tensor whole = flat.as_strided_raw(shapes[i], {shapes[i][1], 1}, 0);
+    const Tensor done = orthogonalise(whole, param_groups()[todo[i].group]);
     place = 0;
-    const Tensor done_flat = done.as_strided_raw({done.numel()}, {1}, 0);
-    for (const Tensor& p : parts) copy_raw(p, part(done_flat, place, p.numel()));
+    for (const Tensor& p : parts) {
+      copy_raw(p, done.as_strided_raw({p.numel()}, {1}, place));
+      place += p.numel();
+    }
   }
   any.all_to_all(out, in);
 
-  std::fill(at.begin(), at.end(), 0);
-  for (size_t i = 0; i < todo.size(); ++i) {
-    const Tensor from = part(out[size_t(owner[i])], at[size_t(owner[i])],
-                             todo[i].info->end() - todo[i].info->begin());
+  for (size_t i = 0; i < todo.size(); ++i)
     if (todo[i].step)
       change(*todo[i].step, [&](const Tensor& param, const Tensor&) {
-        apply(todo[i].group, shapes[i], param, from);
+        apply(todo[i].group, shapes[i], param, mine[i]);
       });
-  }
 }
 
 }  // namespace sherd::optim

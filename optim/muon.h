@@ -91,8 +91,4 @@ class Muon : public WithGroups<MuonOptions, MuonGroup, MuonFields> {
   void update_sharded(const std::vector<Sharded>& sharded, const GradientScaling& scaling);
 };
 
-// The nearest matrix, roughly, whose singular values are 1: x [A, B], bfloat16; gives the same.
-Tensor orthogonalise(const Tensor& x, const std::array<double, 3>& coefficients, int steps,
-                     double eps);
-
 }  // namespace sherd::optim

@@ -3,30 +3,14 @@
 
 #include <algorithm>
 
-#include "tests/distributed/spawn.h"
+#include "tests/distributed/over_backends.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
 
-class Coalesced : public testing::TestWithParam<const char*> {
- protected:
-  static void over_ranks(int ranks, const std::function<void(int)>& f) {
-    run_ranks(ranks, f, {.backend = GetParam()});
-  }
-};
-INSTANTIATE_TEST_SUITE_P(All, Coalesced, testing::Values("gloo", "shm"),
-                         [](const auto& info) { return std::string(info.param); });
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE((text).find(part), std::string::npos) << "'" << (part) << "' in: " << (text)
+class Coalesced : public OverBackends {};
+INSTANTIATE_TEST_SUITE_P(All, Coalesced, testing::Values("gloo", "shm"), name_of_backend);
 
 bool all_are(const Tensor& x, double value) {
   const Tensor d = contiguous_raw(to_raw(x, kFloat64));

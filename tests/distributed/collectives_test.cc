@@ -17,7 +17,7 @@
 
 #include "core/context.h"
 #include "distributed/tree_sum.h"
-#include "tests/distributed/spawn.h"
+#include "tests/distributed/over_backends.h"
 
 namespace sherd::dist {
 namespace {
@@ -81,17 +81,6 @@ Tensor expected(ReduceOp op, const std::vector<Tensor>& inputs) {
 }
 
 constexpr const char* kBackends[] = {"gloo", "shm", "mpi"};
-
-// Ranks are threads, where the backend lets them.
-void run_over(const char* backend, int ranks, const std::function<void(int rank)>& f) {
-  if (std::string(backend) == "mpi")
-    run_processes(ranks, f,
-                  {.timeout = std::chrono::seconds(60),
-                   .kill_after = std::chrono::seconds(250),
-                   .backend = backend});
-  else
-    run_ranks(ranks, f, {.backend = backend});
-}
 
 bool tries_all() { return std::getenv("SHERD_TEST_ALL") != nullptr; }
 
@@ -344,20 +333,9 @@ INSTANTIATE_TEST_SUITE_P(Large, Matrix,
                          name_of_case);
 
 // Each over each backend.
-class OverBackends : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    const std::string why = std::string(GetParam()) == "mpi" ? why_no_mpi() : "";
-    if (!why.empty()) GTEST_SKIP() << why;
-  }
-  static void over_ranks(int ranks, const std::function<void(int)>& f) {
-    run_over(GetParam(), ranks, f);
-  }
-};
 class Collectives : public OverBackends {};
 class PointToPoint : public OverBackends {};
 class Processes : public OverBackends {};
-std::string name_of_backend(const testing::TestParamInfo<const char*>& info) { return info.param; }
 INSTANTIATE_TEST_SUITE_P(All, Collectives, testing::ValuesIn(kBackends), name_of_backend);
 INSTANTIATE_TEST_SUITE_P(All, PointToPoint, testing::ValuesIn(kBackends), name_of_backend);
 INSTANTIATE_TEST_SUITE_P(All, Processes, testing::ValuesIn(kBackends), name_of_backend);

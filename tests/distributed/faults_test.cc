@@ -12,7 +12,8 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/distributed/spawn.h"
+#include "tests/distributed/over_backends.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
@@ -20,29 +21,12 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
+std::string backend() { return std::getenv("SHERD_BACKEND"); }
+bool over_mpi() { return backend() == "mpi"; }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-#define EXPECT_HAS(text, part) EXPECT_TRUE(has(text, part)) << "'" << (part) << "' in: " << (text)
-
-bool over_mpi() { return std::string(std::getenv("SHERD_BACKEND")) == "mpi"; }
-
-// Ranks are threads, where the backend lets them.
-void run_over(int ranks, const std::function<void(int)>& f,
-              milliseconds timeout = std::chrono::seconds(20)) {
-  if (over_mpi())
-    run_processes(ranks, f, {.timeout = timeout});
-  else
-    run_ranks(ranks, f, {.timeout = timeout});
+void run_over_it(int ranks, const std::function<void(int)>& f,
+                 milliseconds timeout = std::chrono::seconds(20)) {
+  run_over(backend(), ranks, f, timeout);
 }
 
 // Each rank's error in `f`, the first by rank.
@@ -199,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST_F(Failed, GroupThrowsTheFirstCauseAtOnce) {
-  run_over(2, [&](int rank) {
+  run_over_it(2, [&](int rank) {
     std::atomic<int> started = 0, ended = 0;
     const Group pair = new_group({0, 1});
     CollectiveOptions options;
@@ -331,7 +315,7 @@ TEST_F(Debug, T_27_mismatch_is_seen_by_all_in_that_call) {
 TEST_F(Debug, T_27_results_are_the_same) {
   for (const char* debug : {"", "collectives"}) {
     setenv("SHERD_DEBUG", debug, 1);
-    run_over(3, [](int rank) {
+    run_over_it(3, [](int rank) {
       Tensor x = full({1000}, rank + 1);
       all_reduce(x);
       EXPECT_EQ(x.data<float>()[999], 6);
@@ -355,7 +339,7 @@ TEST_F(Debug, T_27_results_are_the_same) {
 
 TEST_F(Debug, T_31_an_unknown_word_is_refused) {
   setenv("SHERD_DEBUG", "collectives,everything", 1);
-  const std::string e = error_of([] { run_over(2, [](int) {}); });
+  const std::string e = error_of([] { run_over_it(2, [](int) {}); });
   unsetenv("SHERD_DEBUG");
   EXPECT_HAS(e, "SHERD_DEBUG has 'everything': there is collectives");
 }
@@ -623,7 +607,7 @@ TEST_F(PointToPoint, Faults) {
 
   const auto start = Clock::now();
   try {
-    run_over(3, [](int rank) {  // the peer leaves
+    run_over_it(3, [](int rank) {  // the peer leaves
       barrier();
       if (rank == 2) {
         std::this_thread::sleep_for(milliseconds(200));  // the others are through the barrier

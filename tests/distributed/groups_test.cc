@@ -3,7 +3,8 @@
 
 #include <thread>
 
-#include "tests/distributed/spawn.h"
+#include "tests/distributed/over_backends.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
@@ -11,25 +12,8 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE((text).find(part), std::string::npos) << "'" << (part) << "' in: " << (text)
-
-class Groups : public testing::TestWithParam<const char*> {
- protected:
-  static void over_ranks(int ranks, const std::function<void(int)>& f) {
-    run_ranks(ranks, f, {.backend = GetParam()});
-  }
-};
-INSTANTIATE_TEST_SUITE_P(All, Groups, testing::Values("gloo", "shm"),
-                         [](const auto& info) { return std::string(info.param); });
+class Groups : public OverBackends {};
+INSTANTIATE_TEST_SUITE_P(All, Groups, testing::Values("gloo", "shm"), name_of_backend);
 
 double sum_of(double mine, const Group& group) {
   Tensor x = full({1}, mine, kFloat64);

@@ -16,6 +16,7 @@
 #include "distributed/gloo/gloo_mesh.h"
 #include "distributed/mesh_process_group.h"
 #include "distributed/shm/shm_mesh.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
@@ -82,17 +83,6 @@ void run_hosts(int hosts, int per_host, const std::function<void(const Rank&)>& 
   set_num_threads(threads_before);
   if (!errors.empty()) throw Error(errors);
 }
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE(std::string(text).find(part), std::string::npos) << "'" << (part) << "' in: " << (text)
 
 Tensor values(int rank, int64_t n, DType dtype, int salt = 0) {
   Tensor x = empty({n}, kFloat64);

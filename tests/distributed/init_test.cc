@@ -13,25 +13,13 @@
 #include "distributed/job_environment.h"
 #include "distributed/socket.h"
 #include "tests/distributed/spawn.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-#define EXPECT_HAS(text, part) EXPECT_TRUE(has(text, part)) << "'" << (part) << "' in: " << (text)
 
 constexpr const char* kVariables[] = {
     "RANK",        "WORLD_SIZE",  "LOCAL_RANK",     "LOCAL_WORLD_SIZE",

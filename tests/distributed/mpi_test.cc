@@ -14,23 +14,13 @@
 #include "distributed/launcher/mpi_world.h"
 #include "distributed/mpi/mpi_job.h"
 #include "tests/distributed/spawn.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::seconds;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE((text).find(part), std::string::npos) << "'" << (part) << "' in: " << (text)
 
 class Mpi : public testing::Test {
  protected:

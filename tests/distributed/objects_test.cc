@@ -4,32 +4,16 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/distributed/spawn.h"
+#include "tests/distributed/over_backends.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
 
 using nlohmann::json;
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE((text).find(part), std::string::npos) << "'" << (part) << "' in: " << (text)
-
-class Objects : public testing::TestWithParam<const char*> {
- protected:
-  static void over_ranks(int ranks, const std::function<void(int)>& f) {
-    run_ranks(ranks, f, {.backend = GetParam()});
-  }
-};
-INSTANTIATE_TEST_SUITE_P(All, Objects, testing::Values("gloo", "shm"),
-                         [](const auto& info) { return std::string(info.param); });
+class Objects : public OverBackends {};
+INSTANTIATE_TEST_SUITE_P(All, Objects, testing::Values("gloo", "shm"), name_of_backend);
 
 // Of another length on each rank; with bytes of all kinds; nothing on rank 1.
 std::string text_of(int rank) {

@@ -22,23 +22,13 @@
 #include "distributed/shm/bell.h"
 #include "distributed/shm/node.h"
 #include "tests/distributed/spawn.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE(std::string(text).find(part), std::string::npos) << "'" << (part) << "' in: " << (text)
 
 // But for those of Open MPI, which tests that run beside this one may use.
 std::set<std::string> files_in(const std::string& folder) {

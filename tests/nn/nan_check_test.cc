@@ -7,6 +7,7 @@
 
 #include "autograd/grad_mode.h"
 #include "nn/nn.h"
+#include "tests/errors.h"
 
 namespace sherd::nn {
 namespace {
@@ -17,19 +18,6 @@ class Net : public Module {
   Tensor forward(const Tensor& x) { return second(log(first(x))); }
   Child<Linear> first, second;
 };
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-#define EXPECT_HAS(text, part) EXPECT_TRUE(has(text, part)) << "'" << (part) << "' in: " << (text)
 
 // Weights of ones and an input of ones: the logarithm of 3.
 Net& filled(Net& net) {

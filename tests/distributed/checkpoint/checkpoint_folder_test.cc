@@ -21,24 +21,13 @@
 
 #include "core/error.h"
 #include "core/safetensors.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
 
 namespace fs = std::filesystem;
 using Lines = std::vector<std::string>;
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "got: " << (text)
-
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 class CheckpointFolder : public testing::Test {
  protected:
