@@ -8,8 +8,8 @@ Needs a Python with PyTorch (`pip install torch numpy`), and a machine that does
 every row once, those that are laid beside each other one after another, so that a slow moment hits both. A row's
 figure is the median of its repetitions, and a repetition's that of its steps; a ratio of speeds is the median of the
 ratios within the repetitions, for machines drift between them. Memory is the largest resident set of any rank, as the
-kernel counts it (wait4). Exit code 1 if a required ratio was not reached or a run failed twice (then there is no
-report).
+kernel counts it (wait4). Exit code 1 if a required ratio was not reached or a run failed, the peer's twice (then
+there is no report).
 """
 import argparse
 import json
@@ -259,7 +259,8 @@ def main():
         write_tokens(os.path.join(folder, "tokens.bin"), samples * MODEL["seq"] + 1)
         for repetition in range(arguments.repetitions):
             for row in all_rows:
-                for attempt in (1, 2):  # PyTorch's ranks sometimes abort while they end
+                # PyTorch's ranks sometimes abort while they end.
+                for attempt in (1, 2) if row.side == "PyTorch" else (2,):
                     try:
                         (measure_torch if row.side == "PyTorch" else measure_sherd)(row, arguments, folder)
                         print("{}/{}  {:45} {:7.0f} tokens/s  {:6.0f} MiB  {}".format(

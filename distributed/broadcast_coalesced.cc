@@ -1,5 +1,6 @@
 #include "distributed/broadcast_coalesced.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace sherd::dist {
@@ -9,10 +10,11 @@ struct Chunk {
   std::vector<size_t> tensors;
   std::vector<int64_t> offsets;  // bytes
   int64_t bytes = 0;
-  bool is_large = false;  // one tensor, sent from where it is
-  Tensor buffer;          // [bytes]
+  Tensor buffer;  // [bytes]
   Work work;
 };
+// So many are under way at once: what lies in buffers is bounded by it.
+constexpr size_t kInFlight = 2;
 
 // Any element lies at a multiple of its own size.
 int64_t aligned(int64_t bytes) { return (bytes + 15) / 16 * 16; }
@@ -35,10 +37,6 @@ void broadcast_coalesced(const Group& group, const std::vector<Tensor>& tensors,
   for (size_t i = 0; i < tensors.size(); ++i) {
     const int64_t bytes = tensors[i].nbytes();
     if (bytes == 0) continue;
-    if (bytes >= buffer_bytes) {
-      chunks.push_back({{i}, {0}, bytes, true, {}, {}});
-      continue;
-    }
     if (open.bytes + bytes > buffer_bytes) close();
     open.tensors.push_back(i);
     open.offsets.push_back(open.bytes);
@@ -47,28 +45,30 @@ void broadcast_coalesced(const Group& group, const std::vector<Tensor>& tensors,
   close();
 
   const bool is_root = group->rank() == root;
-  for (Chunk& c : chunks) {
-    Tensor sent = tensors[c.tensors[0]];
-    if (!c.is_large) {
-      sent = c.buffer = zeros({c.bytes}, kUInt8);
-      for (size_t k = 0; is_root && k < c.tensors.size(); ++k) {
-        const Tensor& t = tensors[c.tensors[k]];
-        copy_raw(place_in(c.buffer, c.offsets[k], t), t);
-      }
-    }
-    c.work = group->broadcast(sent, root, {.label = label});
-  }
-  for (Chunk& c : chunks) {
+  const auto take = [&](Chunk& c) {
     c.work.wait();
-    if (is_root || c.is_large) continue;
-    for (size_t k = 0; k < c.tensors.size(); ++k) {
+    for (size_t k = 0; !is_root && k < c.tensors.size(); ++k) {
       const Tensor& t = tensors[c.tensors[k]];
       const Tensor came = place_in(c.buffer, c.offsets[k], t);
       if (std::memcmp(contiguous_raw(t).bytes(), came.bytes(), size_t(t.nbytes())) == 0) continue;
       copy_raw(t, came);
       t.bump_version();
     }
+    c.buffer = {};
+  };
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    Chunk& c = chunks[i];
+    if (i >= kInFlight) take(chunks[i - kInFlight]);
+    c.buffer = empty({c.bytes}, kUInt8);
+    if (is_root) std::memset(c.buffer.bytes(), 0, size_t(c.bytes));  // what lies between tensors
+    for (size_t k = 0; is_root && k < c.tensors.size(); ++k) {
+      const Tensor& t = tensors[c.tensors[k]];
+      copy_raw(place_in(c.buffer, c.offsets[k], t), t);
+    }
+    c.work = group->broadcast(c.buffer, root, {.label = label});
   }
+  for (size_t i = chunks.size() - std::min(chunks.size(), kInFlight); i < chunks.size(); ++i)
+    take(chunks[i]);
 }
 
 }  // namespace sherd::dist

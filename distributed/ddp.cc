@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <unordered_set>
 
 #include "autograd/grad_mode.h"
 #include "core/context.h"
@@ -41,15 +42,16 @@ DdpReducer::DdpReducer(nn::Module& module, const DdpOptions& options)
   group_ = options.process_group ? options.process_group : default_group();
   if (group_->rank() < 0) fail("[ddp] this rank is not in the process group ", group_->name());
   divisor_ = group_->size();
-  const auto take = [&] { take_parameters(module); };
+  nn::Module::NamedTensors managed;
+  const auto take = [&] { managed = take_parameters(module); };
   if (options_.init_sync)
     all_or_none(group_, take);
   else
     take();
   if (options_.init_sync && group_->size() > 1) {
-    verify(module);
+    verify(module, managed);
     std::vector<Tensor> all = buffers();
-    for (auto& [name, p] : managed_parameters(module)) all.push_back(p);
+    for (auto& [name, p] : managed) all.push_back(p);
     broadcast_coalesced(group_, all, 0, "ddp construction");
   }
   // Backward meets them about in the reverse of the order in which they were declared.
@@ -68,16 +70,15 @@ DdpReducer::~DdpReducer() {
 }
 
 nn::Module::NamedTensors DdpReducer::managed_parameters(const nn::Module& module) const {
+  std::unordered_set<const TensorImpl*> ignored;
+  for (const Tensor& t : options_.ignored_parameters) ignored.insert(t.impl());
   nn::Module::NamedTensors all = module.named_parameters();
-  std::erase_if(all, [&](auto& named) {
-    return std::ranges::any_of(options_.ignored_parameters,
-                               [&](const Tensor& t) { return t.is_same(named.second); });
-  });
+  std::erase_if(all, [&](auto& named) { return ignored.contains(named.second.impl()); });
   return all;
 }
 
 // What may be wrong on this rank alone, before the first collective.
-void DdpReducer::take_parameters(nn::Module& module) {
+nn::Module::NamedTensors DdpReducer::take_parameters(nn::Module& module) {
   if (!(options_.bucket_cap_mb > 0) || std::isinf(options_.bucket_cap_mb))
     fail("[ddp] bucket_cap_mb must be a number of MiB above 0, got ", options_.bucket_cap_mb);
   if (options_.first_bucket_bytes <= 0)
@@ -85,7 +86,8 @@ void DdpReducer::take_parameters(nn::Module& module) {
   module.materialize();
   for (nn::Slot* s : module.slots())
     if (s->is_buffer && s->tensor.defined()) buffers_.push_back(s);
-  for (auto& [name, p] : managed_parameters(module))
+  const nn::Module::NamedTensors managed = managed_parameters(module);
+  for (auto& [name, p] : managed)
     if (p.requires_grad()) {
       autograd::AutogradMeta& meta = autograd::make_meta(p);
       if (meta.sink)
@@ -98,11 +100,12 @@ void DdpReducer::take_parameters(nn::Module& module) {
     }
   if (parameters_.empty())
     fail("[ddp] ", module.type_name(), " has no parameter that requires a gradient");
+  return managed;
 }
 
-void DdpReducer::verify(const nn::Module& module) const {
+void DdpReducer::verify(const nn::Module& module, const nn::Module::NamedTensors& managed) const {
   std::vector<std::string> lines;
-  for (auto& [name, p] : managed_parameters(module))
+  for (auto& [name, p] : managed)
     lines.push_back(concat("parameter ", name, " ", p.sizes(), " ", p.dtype(),
                            p.requires_grad() ? "" : " frozen"));
   for (auto& [name, t] : module.named_buffers())
@@ -300,8 +303,8 @@ bool DdpReducer::on_plan(const autograd::Plan& plan) {
         "out of inputs were told in forward that gradients ",
         announced_ ? "are" : "are not", " exchanged");
   if (sync_) check_usage(used);
-  // The gradients of the first buckets are gone by now; what they lay in is of other sizes than what
-  // is asked for from here on.
+  // Once: gradients in the first buckets are cleared by now, as a rule, and their blocks are of other
+  // sizes than those that are asked for from here on. Kept, they would be a tenth of what is resident.
   if (std::exchange(rebuilt_, false)) Context::current().cpu_allocator()->release_cached();
   active_ = true;
   syncs_now_ = sync_;
@@ -329,6 +332,7 @@ void DdpReducer::ready() {
 // Waits for all buckets. keep: gradients are the averages; otherwise they stay as they were.
 void DdpReducer::finish(bool keep) {
   try {
+    ready();  // those that are left
     for (auto& b : buckets_) b->retire(keep);
   } catch (...) {
     for (auto& b : buckets_) b->abort();
@@ -348,7 +352,6 @@ void DdpReducer::on_end(bool failed) {
     for (auto& b : buckets_) b->keep_pending();
     return;
   }
-  ready();
   finish(true);
 }
 
@@ -384,7 +387,9 @@ void DdpReducer::shadow(Join& join) {
   buffers_due_ = now.exchanges();
   if (!now.exchanges()) return;
   if (!join.options().divide_by_initial_world_size) set_divisor(now.active());
-  for (size_t k = 0; k < buckets_.size(); ++k) reduce(k);
+  for (auto& b : buckets_) b->take_up_changes();
+  syncs_now_ = true, next_ = 0;
+  complete_.assign(buckets_.size(), true);
   finish(join.has_step());
 }
 

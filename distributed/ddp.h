@@ -93,8 +93,8 @@ class DdpReducer : public autograd::BackwardObserver, public Joinable {
   class OrderedBucket;
 
   nn::Module::NamedTensors managed_parameters(const nn::Module& module) const;
-  void take_parameters(nn::Module& module);
-  void verify(const nn::Module& module) const;
+  nn::Module::NamedTensors take_parameters(nn::Module& module);  // all but the ignored ones
+  void verify(const nn::Module& module, const nn::Module::NamedTensors& managed) const;
   std::vector<Tensor> buffers() const;
   bool broadcasts_buffers() const;
   void build(const std::vector<int>& order);

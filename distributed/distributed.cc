@@ -6,7 +6,9 @@
 #include <tuple>
 
 #include "core/context.h"
+#include "core/philox.h"
 #include "distributed/gloo/gloo_mesh.h"
+#include "distributed/hex.h"
 #include "distributed/hosts_exchange.h"
 #include "distributed/mesh_process_group.h"
 #include "distributed/mpi/mpi_job.h"
@@ -158,8 +160,12 @@ Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout,
   const int rank = place == ranks.end() ? -1 : int(place - ranks.begin());
   std::string name;
   if (use_local_synchronization) {
-    for (int r : ranks) name += concat(name.empty() ? "group of " : ",", r);
-    name += concat(" #", ++j.local_groups_made[name]);
+    std::string list;
+    for (int r : ranks) list += concat(r, ",");
+    // Short, for it is in names of files.
+    name = concat("local", ranks[0], "_", ranks.size(), "_",
+                  hex_of(philox_key(0, list.data(), int64_t(list.size()))), "_",
+                  ++j.local_groups_made[list]);
   } else {
     name = concat("group", ++j.groups_made);
   }
@@ -169,27 +175,12 @@ Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout,
   return g;
 }
 
-Group split_group(const Group& parent, const std::vector<std::vector<int>>& split_ranks,
-                  std::optional<Milliseconds> timeout) {
+namespace {
+
+// This rank's group of those that all ranks of `whole` make out of it by the same lists.
+Group make_split(const Group& whole, const std::vector<std::vector<int>>& split_ranks,
+                 std::optional<Milliseconds> timeout) {
   Job& j = need_job("split_group");
-  const Group& whole = parent ? parent : j.world;
-  if (whole->rank() < 0) fail("[split_group] this rank is not in group '", whole->name(), "'");
-  std::vector<int> times(whole->size());
-  std::string lists;
-  for (auto& ranks : split_ranks) {
-    lists += " {";
-    if (ranks.empty()) fail("[split_group] got a list of no ranks, should be one at least");
-    for (int r : ranks) {
-      if (r < 0 || r >= whole->size())
-        fail("[split_group] rank ", r, " is none of group '", whole->name(),
-             "', which has ranks 0 to ", whole->size() - 1);
-      if (++times[r] > 1) fail("[split_group] rank ", r, " was given twice");
-      lists += concat(lists.back() == '{' ? "" : ", ", r);
-    }
-    lists += "}";
-  }
-  // Ranks that give other lists are told so, and wait for nobody.
-  whole->barrier({.label = "split_group" + lists}).wait();
   std::string name = concat(whole->name(), "_split", ++j.splits_made[whole->name()], "_");
   int rank = -1;
   std::vector<int> members;  // of the job
@@ -207,9 +198,50 @@ Group split_group(const Group& parent, const std::vector<std::vector<int>>& spli
   return g;
 }
 
-Group split_group(const Group& parent, int color, int key, std::optional<Milliseconds> timeout) {
+Group group_to_split(const Group& parent) {
   const Group whole = parent ? parent : need_job("split_group").world;
   if (whole->rank() < 0) fail("[split_group] this rank is not in group '", whole->name(), "'");
+  return whole;
+}
+
+// " {0, 1} {2, 3}". Error for lists that do not split the group.
+std::string checked(const std::vector<std::vector<int>>& split_ranks, const Group& whole) {
+  std::vector<int> times(whole->size());
+  std::string lists;
+  for (auto& ranks : split_ranks) {
+    lists += " {";
+    if (ranks.empty()) fail("[split_group] got a list of no ranks, should be one at least");
+    for (int r : ranks) {
+      if (r < 0 || r >= whole->size())
+        fail("[split_group] rank ", r, " is none of group '", whole->name(),
+             "', which has ranks 0 to ", whole->size() - 1);
+      if (++times[r] > 1) fail("[split_group] rank ", r, " was given twice");
+      lists += concat(lists.back() == '{' ? "" : ", ", r);
+    }
+    lists += "}";
+  }
+  return lists;
+}
+
+}  // namespace
+
+Group split_group(const Group& parent, const std::vector<std::vector<int>>& split_ranks,
+                  std::optional<Milliseconds> timeout) {
+  const Group whole = group_to_split(parent);
+  std::string lists;
+  try {
+    lists = checked(split_ranks, whole);
+  } catch (const Error& e) {
+    whole->refused(e.what());
+    throw;
+  }
+  // Ranks that give other lists are told so, and wait for nobody.
+  whole->barrier({.label = "split_group" + lists}).wait();
+  return make_split(whole, split_ranks, timeout);
+}
+
+Group split_group(const Group& parent, int color, int key, std::optional<Milliseconds> timeout) {
+  const Group whole = group_to_split(parent);
   const Tensor all = empty({2 * whole->size()}, kInt64);
   all_gather_into_tensor(all, tensor<int64_t>({color, key}),
                          {.group = whole, .label = "split_group"});
@@ -223,7 +255,7 @@ Group split_group(const Group& parent, int color, int key, std::optional<Millise
     split_ranks.emplace_back();
     for (auto& [k, r] : members) split_ranks.back().push_back(r);
   }
-  return split_group(whole, split_ranks, timeout);
+  return make_split(whole, split_ranks, timeout);
 }
 
 namespace {
@@ -421,9 +453,6 @@ void monitored_barrier(const CallOptions& options) {
   if (call->rank() == 0) {
     try {
       store.wait(keys, timeout);
-      PrefixStore last(concat("monitored/", call->name(), "/", n - 1), j.store);
-      for (auto& key : keys) last.delete_key(key);
-      last.delete_key("verdict");
     } catch (const StoreTimeout&) {
       std::string absent;
       int count = 0;
@@ -433,6 +462,11 @@ void monitored_barrier(const CallOptions& options) {
                        " did not come to monitored_barrier within ", timeout.count(), " ms");
     }
     store.set("verdict", verdict);
+    if (n > 0) {  // all have read the one before
+      PrefixStore last(concat("monitored/", call->name(), "/", n - 1), j.store);
+      for (auto& key : keys) last.delete_key(key);
+      last.delete_key("verdict");
+    }
   } else {
     try {
       store.wait({"verdict"}, timeout + std::chrono::seconds(5));

@@ -36,7 +36,7 @@ bool lock(int fd, off_t byte, short kind, Clock::time_point deadline) {
       fail("[file_store] the file cannot be locked: ", std::strerror(errno));
     if (Clock::now() >= deadline) return false;
     std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(2000));
+    pause = std::min(pause * 2, std::chrono::microseconds(200));
   }
   return true;
 }
@@ -47,8 +47,9 @@ void unlock(int fd, off_t byte) { lock(fd, byte, F_UNLCK, {}); }
 
 class FileStore::Locked {
  public:
-  explicit Locked(FileStore& store) : store_(store), one_(store.mutex_) {
-    store.take_turn(store.timeout());
+  explicit Locked(FileStore& store) : Locked(store, store.timeout()) {}
+  Locked(FileStore& store, Milliseconds patience) : store_(store), one_(store.mutex_) {
+    store.take_turn(std::min(patience, store.timeout()));
     try {
       store.read_on();
     } catch (...) {
@@ -217,7 +218,8 @@ void FileStore::wait(const std::vector<std::string>& keys, Milliseconds timeout)
   for (;;) {
     std::vector<std::string> missing;
     {
-      const Locked locked(*this);
+      const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
+      const Locked locked(*this, std::max(left, Milliseconds(1)));
       std::copy_if(keys.begin(), keys.end(), std::back_inserter(missing),
                    [&](const auto& k) { return !values_.contains(k); });
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -84,15 +85,18 @@ void FsdpModule::for_each_full(
   const auto r = runtime();
   dist::all_or_none(r->group(), [&] { r->require_idle("reading the full state"); });
   const bool root = r->group()->rank() == 0;
-  // After the caller's first error the collectives go on, with the parameters, to their end.
+  // After the caller's first error the collectives go on, with zeros, to their end.
   std::string error;
   const auto unless_failed = [&](const std::function<void()>& call) {
     if (error.empty()) error = dist::error_of(call);
   };
+  std::optional<DType> dtype;  // of what the caller gives, if it has given something
   for (const Place& p : places_of(*r, *module_)) {
     const Tensor& own = p.unit ? p.unit->entry(p.entry).local : p.slot->tensor;
-    Tensor given = own.detach();
+    Tensor given;
     unless_failed([&] { given = local(p.name, own); });
+    if (!given.defined()) given = zeros(own.sizes(), dtype.value_or(own.dtype()));
+    dtype = given.dtype();
     const Tensor whole = p.unit ? p.unit->collect(p.unit->entry(p.entry), given, 0) : given;
     if (root) unless_failed([&] { f(p.name, whole); });
   }
@@ -221,20 +225,19 @@ void FsdpModule::set_comm_hook(const dist::CommHook& hook) {
     const dist::Unit* u = r->units()[i].get();
     for (auto& group : u->groups()) {
       const dist::Unit::FlatGroup* g = &group;
-      const bool is_root = u == &r->root();
-      const dist::Group all = r->group();
-      group.bucket->set_exchange(
-          [u, g, i, is_root, all, hook](const Tensor& flat, const Tensor& output) {
-            dist::CommBucket b;
-            b.index = i, b.is_last = is_root;
-            b.buffer = flat, b.output = output;
-            b.process_group = all;
-            b.shard_group = u->options().shard, b.replicate_group = u->options().replicate;
-            for (auto& e : g->bucket->entries())
-              b.gradients.push_back(over_storage(flat.storage(), e.shape, flat.dtype(), e.offset));
-            for (auto& e : g->entries) b.parameters.push_back(e.local);
-            return hook(b);
-          });
+      group.bucket->set_exchange([u, g, hook](const Tensor& flat, const Tensor& output) {
+        // Asked now: a module around this one may have been wrapped since.
+        const auto runtime = dist::Runtime::of(u->module());
+        dist::CommBucket b;
+        b.index = runtime->index_of(*u), b.is_last = u == &runtime->root();
+        b.buffer = flat, b.output = output;
+        b.process_group = runtime->group();
+        b.shard_group = u->options().shard, b.replicate_group = u->options().replicate;
+        for (auto& e : g->bucket->entries())
+          b.gradients.push_back(over_storage(flat.storage(), e.shape, flat.dtype(), e.offset));
+        for (auto& e : g->entries) b.parameters.push_back(e.local);
+        return hook(b);
+      });
     }
   }
 }

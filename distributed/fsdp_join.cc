@@ -10,7 +10,7 @@ class FsdpJoinable::Hook : public JoinHook {
  public:
   Hook(FsdpJoinable& joinable, Join& join) : joinable_(joinable), join_(join) {}
   ~Hook() override {
-    joinable_.scale_divisors(1);
+    joinable_.scale_divisors(1, 1);
     joinable_.is_noting_ = false;
   }
   void main_hook() override { joinable_.shadow(join_); }
@@ -30,19 +30,24 @@ std::unique_ptr<JoinHook> FsdpJoinable::join_hook(Join& join) {
         "[join] FullyShardedDataParallel in a Join needs a JoinableStep behind it: a rank whose "
         "inputs ran out still holds a part of the parameters, which is to be stepped with the "
         "others' (see join.h)");
+  for (auto& u : runtime_.units())
+    if (!u->options().reshard_after_backward)
+      fail("[join] unit ", u->name(), " of ", runtime_.root().name(),
+           " stays gathered after backward (set_reshard_after_backward), so which of its forwards "
+           "gather depends on the steps before: not possible inside a Join");
   divisors_.clear();
   for (auto& u : runtime_.units())
     for (auto& g : u->groups()) divisors_.emplace_back(g.bucket, g.bucket->divisor());
   return std::make_unique<Hook>(*this, join);
 }
 
-void FsdpJoinable::scale_divisors(double share) {
-  for (auto& [bucket, divisor] : divisors_) bucket->set_divisor(divisor * share);
+void FsdpJoinable::scale_divisors(int active, int of) {
+  for (auto& [bucket, divisor] : divisors_) bucket->set_divisor(divisor * active / of);
 }
 
 void FsdpJoinable::begin_iteration(const JoinIteration& now) {
   if (!join()->options().divide_by_initial_world_size)
-    scale_divisors(double(now.active()) / double(now.said.size()));
+    scale_divisors(now.active(), int(now.said.size()));
 }
 
 void FsdpJoinable::keep_steps() {

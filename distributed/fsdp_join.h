@@ -33,7 +33,7 @@ class FsdpJoinable : public Joinable {
 
  private:
   class Hook;
-  void scale_divisors(double share);
+  void scale_divisors(int active, int of);
   void begin_iteration(const JoinIteration& now);
   void keep_steps();
   void shadow(Join& join);

@@ -5,40 +5,48 @@
 //                                                                  return buffer; });
 #pragma once
 #include <functional>
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include "core/tensor.h"
 #include "distributed/work.h"
 
 namespace sherd::dist {
 
-// Copies share the works and the tensor; what is chained by then() belongs to the copy it returns.
+// Copies share the work and the value. What then() chains runs once, in the first wait(), on the
+// thread that waits.
 class Future {
  public:
-  Future() = default;                                 // of nothing
-  Future(Tensor value) : value_(std::move(value)) {}  // there already
-  Future(Work work, Tensor value) : value_(std::move(value)), work_(std::move(work)) {}
+  Future() = default;                                         // of nothing
+  Future(Tensor value) : Future(Work(), std::move(value)) {}  // there already
+  Future(Work work, Tensor value)
+      : state_(std::make_shared<State>(std::move(work), std::move(value))) {}
 
-  bool defined() const { return value_.defined(); }
-  // What f makes of the value. f runs in wait(), on the thread that waits.
+  // What f makes of the value.
   Future then(std::function<Tensor(const Tensor& value)> f) const {
-    Future next = *this;
-    next.then_.push_back(std::move(f));
+    Future next{Work(), Tensor()};
+    next.state_->make = [before = *this, f = std::move(f)] { return f(before.wait()); };
     return next;
   }
   // Throws what the work, or a function given to then(), threw.
   Tensor wait() const {
-    work_.wait();
-    Tensor value = value_;
-    for (auto& f : then_) value = f(value);
-    return value;
+    if (!state_) return {};
+    state_->work.wait();
+    if (state_->make) {
+      state_->value = state_->make();
+      state_->make = nullptr;
+    }
+    return state_->value;
   }
 
  private:
-  Tensor value_;
-  Work work_;
-  std::vector<std::function<Tensor(const Tensor&)>> then_;
+  struct State {
+    State(Work w, Tensor v) : work(std::move(w)), value(std::move(v)) {}
+    Work work;
+    Tensor value;
+    std::function<Tensor()> make;  // the value, once
+  };
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace sherd::dist

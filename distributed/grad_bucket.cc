@@ -60,23 +60,26 @@ void GradBucket::make_buffer() {
   zero_until(options_.padded);
 }
 
-void GradBucket::expect(const std::vector<autograd::AutogradMeta*>& leaves) {
-  if (pending_) {
-    bool any = false;
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      Progress& p = progress_[i];
-      if (!p.shown.defined()) continue;
-      const Tensor& now = entries_[i].meta->grad;
-      if (!now.defined()) {
-        p = {};  // set to none: the next contribution is the first
-      } else if (!now.is_same(p.shown)) {
-        NoGrad off;
-        p.shown.copy_(now.detach().reshape(p.shown.sizes()));
-      }
-      any = any || p.written;
+void GradBucket::take_up_changes() {
+  if (!pending_) return;
+  bool any = false;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Progress& p = progress_[i];
+    if (!p.shown.defined()) continue;
+    const Tensor& now = entries_[i].meta->grad;
+    if (!now.defined()) {
+      p = {};  // set to none: the next contribution is the first
+    } else if (!now.is_same(p.shown)) {
+      NoGrad off;
+      p.shown.copy_(now.detach().reshape(p.shown.sizes()));
     }
-    if (!any) buffer_ = {}, pending_ = false;
+    any = any || p.written;
   }
+  if (!any) buffer_ = {}, pending_ = false;
+}
+
+void GradBucket::expect(const std::vector<autograd::AutogradMeta*>& leaves) {
+  take_up_changes();
   expected_ = 0;
   was_expected_ = !leaves.empty();
   for (auto& p : progress_) p.expected = false;

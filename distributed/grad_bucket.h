@@ -50,8 +50,9 @@ class GradBucket : public autograd::GradSink {
   // Called when the last expected leaf is complete.
   std::function<void()> on_complete;
 
-  // Starts a backward in which the leaves of these metas get gradients. Takes up what the user did
-  // to pending gradients.
+  // What the user did to pending gradients since they were shown: set to none, replaced.
+  void take_up_changes();
+  // Starts a backward in which the leaves of these metas get gradients. Takes up changes first.
   void expect(const std::vector<autograd::AutogradMeta*>& leaves);
   int expected() const { return expected_; }  // leaves still to complete
   bool was_expected() const { return was_expected_; }

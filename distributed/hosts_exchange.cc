@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
-
-#include "distributed/tree_sum.h"
 
 namespace sherd::dist {
 namespace {
 
 // Up to here a rank sends all of a tensor to the other hosts itself, which takes fewer phases.
-constexpr int64_t kWhole = 16 << 10;
+constexpr int64_t kWhole = MeshExchange::kEagerBytes;
 
 // The ranks of a mesh whose numbers are first, first + step, first + 2 step, ...: another channel.
 class Column : public Mesh {
@@ -29,7 +26,7 @@ class Column : public Mesh {
   void close() override { all_.close(); }
 
  private:
-  static constexpr uint64_t kChannels = 16;  // from here on; the others' are below
+  static constexpr uint64_t kChannels = 16;  // from here on: nobody else has 17 and 18
 
   class View : public Buffer {
    public:
@@ -100,7 +97,7 @@ class HostsExchange : public Exchange {
         number_(rank % per_host),
         column_(mesh, number_, width_),
         within_(std::move(within)),
-        across_(&column_, host_, hosts_),
+        across_(&column_, host_, hosts_, size),
         flat_(&mesh, rank, size) {}
 
   void open() override {
@@ -141,6 +138,7 @@ class HostsExchange : public Exchange {
   }
   void say_goodbye(uint64_t sequence, TimePoint deadline) override {
     within_->say_goodbye(sequence, deadline);
+    across_.say_goodbye(sequence, deadline);  // where ranks in a collective look for tags
     flat_.say_goodbye(sequence, deadline);
   }
   std::optional<CollectiveTag> goodbye_of(int peer) override { return flat_.goodbye_of(peer); }
@@ -193,11 +191,8 @@ class HostsExchange : public Exchange {
   }
   void gather(const PartsOfRanks& out, const PartsOfRanks& in);
   void scatter_sums(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op);
-  // AVG is a SUM at each level, divided once.
+  // AVG is a SUM within the host, and divided across.
   static ReduceOp partial(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
-  void finish(ReduceOp op, const Part& part) const {
-    if (op == ReduceOp::kAvg) divide_by(size_, part.dtype, part.data, part.numel);
-  }
 
   Mesh& mesh_;
   const int rank_, size_, width_, hosts_, host_, number_;  // number: among the host's ranks
@@ -240,11 +235,17 @@ void HostsExchange::gather(const PartsOfRanks& out, const PartsOfRanks& in) {
 void HostsExchange::scatter_sums(const PartsOfRanks& out, const Parts& mine, const Parts& to,
                                  ReduceOp op) {
   const auto parts_for = [&](int rank) -> const Parts& { return rank == rank_ ? mine : out[rank]; };
+  // The other hosts' sums go where this rank has what it puts into them, if these parts are room to
+  // work in: no other rank reads them.
+  const bool in_place =
+      tag_.same_shape && std::equal(to.begin(), to.end(), mine.begin(), mine.end(),
+                                    [](auto& a, auto& b) { return a.data == b.data; });
+  const auto rounded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
   int64_t bytes = 0;
   for (int k = 0; k < hosts_; ++k)
     for (const Part& p : parts_for(rank_of(k, number_)))
-      bytes += k == host_ ? 0 : (p.bytes() + 63) / 64 * 64;
-  auto room = make_ref<Storage>(bytes, kCPU);
+      bytes += in_place || k == host_ ? 0 : rounded(p.bytes());
+  const auto room = make_ref<Storage>(bytes, kCPU);
   hold(room);
 
   PartsOfRanks to_numbers(width_), to_hosts(hosts_);
@@ -258,32 +259,26 @@ void HostsExchange::scatter_sums(const PartsOfRanks& out, const Parts& mine, con
       continue;
     }
     for (const Part& p : parts_for(rank_of(k, number_))) {
-      to_hosts[k].push_back({at, p.numel, p.dtype});
-      at += (p.bytes() + 63) / 64 * 64;
+      to_hosts[k].push_back(in_place ? p : Part{at, p.numel, p.dtype});
+      if (!in_place) at += rounded(p.bytes());
     }
     append(sums, to_hosts[k]);
   }
   within([&] { within_->reduce(to_numbers, to_numbers[number_], sums, partial(op)); });
-  across([&] { across_.reduce(to_hosts, to, to, partial(op)); });
-  for (const Part& p : to) finish(op, p);
+  across([&] { across_.reduce(to_hosts, to, to, op); });
 }
 
 void HostsExchange::all_reduce(const Part& part, ReduceOp op) {
-  // What is divided in place must have been sent before.
-  const auto across_hosts = [&](const Part& p) {
-    across([&] { across_.all_reduce(p, partial(op)); });
-    if (op == ReduceOp::kAvg) across([&] { across_.await_sends(); });
-    finish(op, p);
-  };
   if (part.bytes() <= kWhole) {
     within([&] { within_->all_reduce(part, partial(op)); });
-    return across_hosts(part);
+    across([&] { across_.all_reduce(part, op); });
+    return;
   }
   const Part mine = part.cut(number_, width_);
   PartsOfRanks out(width_), in(width_);
   for (int i = 0; i < width_; ++i) out[i] = {part.cut(i, width_)};
   within([&] { within_->reduce(out, {mine}, {mine}, partial(op)); });
-  across_hosts(mine);
+  across([&] { across_.all_reduce(mine, op); });
   for (int i = 0; i < width_; ++i) in[i] = std::exchange(out[i], {mine});
   within([&] { within_->transfer(out, in); });
 }

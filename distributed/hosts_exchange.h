@@ -8,7 +8,7 @@
 // each host first, l taking the pieces of column l (the ranks of that number on all hosts), and then
 // over hosts in each column. With L a power of two that is the tree over all ranks (tree_sum.h): the
 // same bits as over any other backend. Gathers go the other way round. So each byte of a full tensor
-// crosses the network H - 1 times a host, and not (H - 1) L times.
+// crosses the network H - 1 times, and not (H - 1) L times.
 //
 // All, also what has no such way (gather, scatter, all_to_all, reduce), begin with a phase within the
 // host, and then one in the column, in which tags are compared: so ranks in different collectives

@@ -44,6 +44,7 @@ Join::Join(const std::vector<JoinableRef>& joinables, const JoinOptions& options
     joinables_.push_back(j);
   }
   if (group_->rank() < 0) fail("[join] this rank is not in the process group ", group_->name());
+  iteration_.said.assign(size_t(group_->size()), 0);
   for (Joinable* j : joinables_) hooks_.push_back(j->join_hook(*this));
   for (Joinable* j : joinables_) j->join_ = this;
 }
@@ -116,7 +117,7 @@ void Join::shadow_others() {
                    group_->rank(), kSkewToWarnOf);
     for (auto& h : hooks_) h->main_hook();
   }
-  const bool is_last = iteration_.said.empty() || iteration_.has_inputs(group_->rank());
+  const bool is_last = iteration_.active() == 0 || iteration_.has_inputs(group_->rank());
   for (auto& h : hooks_) h->post_hook(is_last);
 }
 

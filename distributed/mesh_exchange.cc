@@ -34,8 +34,8 @@ struct MeshExchange::Message {
   std::unique_ptr<Mesh::Buffer> buffer;
 };
 
-MeshExchange::MeshExchange(Mesh* mesh, int rank, int size)
-    : mesh_(mesh), rank_(rank), size_(size) {}
+MeshExchange::MeshExchange(Mesh* mesh, int rank, int size, int averaged_over)
+    : mesh_(mesh), rank_(rank), size_(size), averaged_over_(averaged_over) {}
 MeshExchange::~MeshExchange() = default;
 
 void MeshExchange::open() {
@@ -169,7 +169,7 @@ void MeshExchange::reduce(const PartsOfRanks& out, const Parts& mine, const Part
     for (size_t i = 0; i < to.size(); at += padded(to[i++])) {
       for (int p = 0; p < size_; ++p)
         inputs[p] = p == rank_ ? mine[i].data : peers_[p].in[peers_[p].next_in]->data() + at;
-      tree_reduce(op, to[i].dtype, inputs, to[i].data, to[i].numel);
+      tree_reduce(op, to[i].dtype, inputs, to[i].data, to[i].numel, averaged_over_);
     }
   }
   if (greeting) reopen();
@@ -213,7 +213,8 @@ void MeshExchange::reduce_chunks(const Parts& mine, const Parts& to, ReduceOp op
     const Chunk& c = chunks[k];
     for (int p = 0; p < size_; ++p)
       inputs[p] = p == rank_ ? c.mine->data + c.at : halves[k % 2] + slot(p);
-    tree_reduce(op, c.to->dtype, inputs, c.to->data + c.at, c.bytes / size_of(c.to->dtype));
+    tree_reduce(op, c.to->dtype, inputs, c.to->data + c.at, c.bytes / size_of(c.to->dtype),
+                averaged_over_);
     post(k + 2);
   }
   receives_.clear();
@@ -252,14 +253,9 @@ void MeshExchange::all_reduce(const Part& part, ReduceOp op) {
   transfer(out, in);
 }
 
-void MeshExchange::await_sends() {
+void MeshExchange::end() {
   for (Pending& s : sends_)
     for (int i = 0; i < s.count; ++i) s.buffer->wait_send(deadline_);
-  sends_.clear();
-}
-
-void MeshExchange::end() {
-  await_sends();
   for (int p : partners_) peers_[p].out->buffer->wait_send(deadline_);
   drop();
 }

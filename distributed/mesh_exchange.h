@@ -23,8 +23,8 @@ class MeshExchange : public Exchange {
     return kScratchBytes + (size - 1) * 3 * (kEagerBytes + int64_t(sizeof(CollectiveTag)) + 64);
   }
 
-  // `mesh` may be null for a size of 1.
-  MeshExchange(Mesh* mesh, int rank, int size);
+  // `mesh` may be null for a size of 1. averaged_over: see tree_sum.h.
+  MeshExchange(Mesh* mesh, int rank, int size, int averaged_over = 0);
   ~MeshExchange() override;
 
   void open() override;  // posts the first receives of tags
@@ -33,8 +33,6 @@ class MeshExchange : public Exchange {
   void reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) override;
   void broadcast(const Part& part, int root) override;
   void all_reduce(const Part& part, ReduceOp op) override;
-  // Returns when what the phases so far send was sent: it may be changed from here on.
-  void await_sends();
   void end() override;
   void say_goodbye(uint64_t sequence, TimePoint deadline) override;
   std::optional<CollectiveTag> goodbye_of(int peer) override;
@@ -59,7 +57,7 @@ class MeshExchange : public Exchange {
   int64_t chunk_bytes() const;
 
   Mesh* mesh_;
-  int rank_, size_;
+  int rank_, size_, averaged_over_;
   std::vector<Peer> peers_;
   CollectiveTag tag_;
   std::vector<int> partners_;

@@ -162,8 +162,14 @@ void MeshProcessGroup::progress() {
   pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   try {
     exchange_->open();
-  } catch (const std::exception&) {
+  } catch (const ConnectionLost&) {
     fail_group([&] { return explain_lost({0, false, ""}); });
+  } catch (const std::exception& e) {
+    const std::string why = e.what();
+    fail_group([&] {
+      return record_.of_text(
+          concat("group '", name_, "': rank ", ranks_[rank_], " cannot begin: ", why));
+    });
   }
   for (Operation operation; next(operation);) run(operation);
   std::unique_lock lock(mutex_);

@@ -6,6 +6,7 @@
 
 #include "distributed/agree.h"
 #include "distributed/distributed.h"
+#include "distributed/shm/node.h"
 
 namespace sherd::dist {
 
@@ -49,7 +50,9 @@ std::vector<std::vector<int>> ranks_by_node(const Group& group) {
   ::gethostname(host, sizeof host - 1);
   std::vector<std::string> hosts;
   std::vector<int> sizes;
-  for (const std::string& text : all_gather_text(group, concat(local_world_size(), " ", host))) {
+  // The running kernel tells machines apart whose names are the same.
+  const std::string mine = concat(local_world_size(), " ", host, " (boot ", boot_id(), ")");
+  for (const std::string& text : all_gather_text(group, mine)) {
     const size_t space = text.find(' ');
     sizes.push_back(std::stoi(text.substr(0, space)));
     hosts.push_back(text.substr(space + 1));

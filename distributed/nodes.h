@@ -14,7 +14,7 @@ namespace sherd::dist {
 std::vector<std::vector<int>> ranks_by_node(const Group& group);
 
 // The same from what each rank says of itself. The ranks of one host are a node; where a host has
-// more than local_world_size, each run of so many is (hosts can have the same name).
+// more than local_world_size, each run of so many is (several nodes can be on one, for a try).
 std::vector<std::vector<int>> split_into_nodes(const std::vector<std::string>& host_names,
                                                const std::vector<int>& local_world_sizes);
 

@@ -64,7 +64,11 @@ Joinable& Runtime::joinable() {
   return *join_;
 }
 void Runtime::repeat(const GatherSchedule::Steps& steps) {
+  for (auto& u : units_)
+    for (auto& g : u->groups()) g.bucket->take_up_changes();
   carry_out(steps);
+  for (const Step& s : steps)
+    if (s.kind == Step::Kind::kReduce) schedule_->clear_pending(s.unit);
   for (auto& u : units_) u->set_usable(false);
 }
 
@@ -265,9 +269,11 @@ void Runtime::forward_post(int unit, const nn::TensorVisitor& outputs) {
   f->guard.reset();
   --depth_;
   const bool has_graph = f->scope->has_nodes() || autograd::is_checkpointing();
-  carry_out(schedule_->forward_post(unit, f->kind, has_graph));
+  FirstError errors;
+  errors.run([&] { carry_out(schedule_->forward_post(unit, f->kind, has_graph)); });
   if (schedule_->state(unit) == GatherSchedule::State::kIdle) units_[unit]->set_usable(false);
   say("post-forward", unit);
+  errors.rethrow();
 }
 
 void Runtime::forward_unwind(int unit) noexcept {
@@ -330,31 +336,36 @@ void Runtime::enter(int unit) {
 }
 
 void Runtime::leave(int unit) {
-  carry_out(schedule_->leave(unit));
+  FirstError errors;
+  errors.run([&] { carry_out(schedule_->leave(unit)); });
   if (schedule_->state(unit) == GatherSchedule::State::kIdle) units_[unit]->set_usable(false);
   say("post-backward", unit);
+  errors.rethrow();
 }
 
 void Runtime::recomputed(int unit) { carry_out(schedule_->skip(unit)); }
 
 void Runtime::gradients_complete(int unit) {
-  carry_out(schedule_->gradients_complete(unit));
+  FirstError errors;
+  errors.run([&] { carry_out(schedule_->gradients_complete(unit)); });
   if (!syncs_now_[unit])
     for (auto& g : units_[unit]->groups()) g.bucket->keep_pending();
+  errors.rethrow();
 }
 
 void Runtime::on_end(bool failed) {
   if (!in_backward_) return;
   in_backward_ = false;
   if (failed) {
-    carry_out(schedule_->abort());
+    FirstError errors;
+    errors.run([&] { carry_out(schedule_->abort()); });
     for (int i = 0; i < int(units_.size()); ++i) {
       for (auto& g : units_[i]->groups()) g.bucket->abort();
       schedule_->clear_pending(i);
     }
     while (!forwards_.empty()) forwards_.pop_back();  // scopes close in reverse
     depth_ = 0;
-    return;
+    return errors.rethrow();
   }
   carry_out(schedule_->end_backward());
 }

@@ -6,6 +6,7 @@
 
 #include "core/context.h"
 #include "core/generator.h"
+#include "distributed/broadcast_coalesced.h"
 #include "distributed/debug.h"
 #include "distributed/distributed.h"
 #include "distributed/fsdp_join.h"
@@ -232,12 +233,11 @@ void Runtime::build(nn::Module& root) {
     root.materialize(seed);  // what was ignored
     make_schedule(units);
     verify(root, units);
-    if (options_.sync_module_states && group_->size() > 1)
-      for (auto& [name, t] : root.named_buffers())
-        if (t.numel()) {
-          group_->broadcast(t, 0, {.label = "sync_module_states " + name}).wait();
-          t.bump_version();
-        }
+    if (options_.sync_module_states) {
+      std::vector<Tensor> buffers;
+      for (auto& [name, t] : root.named_buffers()) buffers.push_back(t);
+      broadcast_coalesced(group_, buffers, 0, "sync_module_states");
+    }
   } catch (...) {
     for (auto& u : made) u->detach_sinks();
     throw;

@@ -133,8 +133,7 @@ struct Tree {
   }
 };
 
-}  // namespace
-
+// What AVG does to a sum.
 void divide_by(int ranks, DType dtype, char* x, int64_t n) {
   visit(dtype, [&]<class T>(Type<T>) {
     T* p = reinterpret_cast<T*>(x);
@@ -146,8 +145,10 @@ void divide_by(int ranks, DType dtype, char* x, int64_t n) {
   });
 }
 
+}  // namespace
+
 void tree_reduce(ReduceOp op, DType dtype, std::span<const char* const> inputs, char* out,
-                 int64_t n) {
+                 int64_t n, int averaged_over) {
   check_reduce_op("reduce", op, dtype);
   const int ranks = int(inputs.size());
   const int64_t element = size_of(dtype);
@@ -158,7 +159,8 @@ void tree_reduce(ReduceOp op, DType dtype, std::span<const char* const> inputs, 
     const int64_t m = std::min(n - i, kBlockBytes / element);
     Tree{inputs, combine, i * element, m, m * element}.node(0, ranks, out + i * element);
   }
-  if (op == ReduceOp::kAvg && ranks > 1) divide_by(ranks, dtype, out, n);
+  const int divisor = averaged_over ? averaged_over : ranks;
+  if (op == ReduceOp::kAvg && divisor > 1) divide_by(divisor, dtype, out, n);
 }
 
 }  // namespace sherd::dist

@@ -21,12 +21,10 @@ namespace sherd::dist {
 // Error, tagged [op], where `reduce` is not defined for the dtype.
 void check_reduce_op(const char* op, ReduceOp reduce, DType dtype);
 
-// What AVG does to a sum of n elements, of a floating dtype.
-void divide_by(int ranks, DType dtype, char* x, int64_t n);
-
 // out[i] = the tree over inputs[r][i], r the rank, for i in [0, n). `out` may be one of the inputs,
-// or apart from all; no alignment is asked for. Error as check_reduce_op.
+// or apart from all; no alignment is asked for. AVG divides by averaged_over; 0: by the number of
+// inputs (which are less where inputs are sums themselves). Error as check_reduce_op.
 void tree_reduce(ReduceOp op, DType dtype, std::span<const char* const> inputs, char* out,
-                 int64_t n);
+                 int64_t n, int averaged_over = 0);
 
 }  // namespace sherd::dist

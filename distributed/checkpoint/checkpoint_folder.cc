@@ -25,6 +25,7 @@ using nlohmann::json;
 constexpr const char* kState = "state.json";
 constexpr const char* kHidden = ".tmp-";
 constexpr const char* kSetAside = ".set-aside-";  // and the step's name, and a number
+constexpr const char* kLock = ".lock";
 constexpr const char* kStep = "step-";
 constexpr int kFormat = 1;
 
@@ -51,16 +52,28 @@ Fd open_to_read(const std::string& path) {
 }
 bool try_lock(const Fd& file) { return ::flock(file.fd(), LOCK_EX | LOCK_NB) == 0; }
 
-// Waits for it. Does nothing where the file system has no locks.
+// Waits for it. Of the folder; or, for NFS locks none, of a file in it, open to write. Does nothing
+// where the file system has no locks, or this process may not write there.
 class FolderLock {
  public:
-  explicit FolderLock(const std::string& folder) : folder_(open_to_read(folder)) {
-    while (::flock(folder_.fd(), LOCK_EX) != 0 && errno == EINTR) {
-    }
+  explicit FolderLock(const std::string& folder) : file_(open_to_read(folder)) {
+    held_ = lock();
+    if (held_ || (errno != EBADF && errno != EINVAL && errno != EOPNOTSUPP)) return;
+    file_ = Fd(::open((folder + "/" + kLock).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+    held_ = file_ && lock();
   }
+  bool held() const { return held_; }
 
  private:
-  Fd folder_;
+  bool lock() const {
+    int rc;
+    do rc = ::flock(file_.fd(), LOCK_EX);
+    while (rc != 0 && errno == EINTR);
+    return rc == 0;
+  }
+
+  Fd file_;
+  bool held_ = false;
 };
 
 std::string checksum_of_state(const json& state) {
@@ -109,7 +122,7 @@ void recover(const std::string& folder) {
 void recover_for_readers(const std::string& folder) {
   if (!fs::is_directory(folder) || folders_beginning_with(folder, kSetAside).empty()) return;
   const FolderLock lock(folder);
-  recover(folder);
+  if (lock.held()) recover(folder);  // or a writer may be about to put its step there
 }
 
 // Hidden folders whose writer is dead: it has lost its lock.

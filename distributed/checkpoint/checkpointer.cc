@@ -203,7 +203,7 @@ void Checkpointer::load(const std::string& path, TrainingState& state, const Loa
     if (loads_position) state.loader->load_state_dict(before);
     throw;
   }
-  if (state.scheduler && rest.last_epoch) state.scheduler->step(*rest.last_epoch);
+  if (state.scheduler) state.scheduler->step(rest.last_epoch.value_or(0));  // sets the lr, too
   if (rest.generator) default_generator().set_state(*rest.generator);
   state.step = rest.step;
   state.user = rest.user;

@@ -175,8 +175,16 @@ class Launcher {
       round.store = listen_for_store(round.master_addr, options_.master_port);
       // Before the job, which ends what was started after it.
       std::optional<MpiWorld> mpi;
-      if (backend_of(options_) == "mpi" && options_.nproc_per_node > 1)
-        mpi.emplace(options_.nproc_per_node, signals_.mask_before());
+      if (backend_of(options_) == "mpi" && options_.nproc_per_node > 1) {
+        int signal = 0;
+        mpi.emplace(options_.nproc_per_node, signals_.mask_before(),
+                    [&] { return (signal = taken_signal()) != 0; });
+        if (signal != 0) {
+          mpi.reset();
+          std::fprintf(stderr, "%s\n", interruption(signal).c_str());
+          return 128 + signal;
+        }
+      }
       Job job(options_, path_, argv_, signals_);
       run(job, round, mpi ? &*mpi : nullptr);
       const auto failures = failures_by_cause(job.ends());
@@ -297,6 +305,15 @@ class Launcher {
     return 128 + signal;
   }
 
+  // One that ends the launcher and has come, or 0. Stops where it was told to.
+  int taken_signal() const {
+    for (int signal = signals_.take(); signal != 0; signal = signals_.take()) {
+      if (signal == SIGTSTP) kill(getpid(), SIGSTOP);
+      if (signal != SIGCHLD && signal != SIGTSTP) return signal;
+    }
+    return 0;
+  }
+
   // Returns a signal that ends the launcher, or 0 when there are news.
   int wait_for_news(Membership& nodes, Decision& decision) {
     for (;;) {
@@ -306,10 +323,7 @@ class Launcher {
       }
       pollfd fds[]{{signals_.fd(), POLLIN, 0}, {nodes.fd(), POLLIN, 0}};
       poll(fds, 2, -1);
-      for (int signal = signals_.take(); signal != 0; signal = signals_.take()) {
-        if (signal == SIGTSTP) kill(getpid(), SIGSTOP);
-        if (signal != SIGCHLD && signal != SIGTSTP) return signal;
-      }
+      if (const int signal = taken_signal()) return signal;
     }
   }
 

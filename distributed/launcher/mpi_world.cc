@@ -108,7 +108,7 @@ bool soon(const std::function<bool()>& condition, Clock::duration patience) {
 
 bool MpiWorld::is_installed() { return !mpirun_path().empty(); }
 
-MpiWorld::MpiWorld(int ranks, const sigset_t& mask) {
+MpiWorld::MpiWorld(int ranks, const sigset_t& mask, const std::function<bool()>& stop) {
   const std::string mpirun = mpirun_path();
   if (mpirun.empty())
     fail(
@@ -136,7 +136,7 @@ MpiWorld::MpiWorld(int ranks, const sigset_t& mask) {
                              .err = out.fd(),
                              .signal_mask = mask,
                              .death_signal = SIGTERM});
-    read_environments(ranks);
+    read_environments(ranks, stop);
   } catch (...) {
     this->end();
     throw;
@@ -145,18 +145,20 @@ MpiWorld::MpiWorld(int ranks, const sigset_t& mask) {
 
 MpiWorld::~MpiWorld() { end(); }
 
-void MpiWorld::read_environments(int ranks) {
+void MpiWorld::read_environments(int ranks, const std::function<bool()>& stop) {
   const auto file = [&](int rank) { return fs::path(folder_) / std::to_string(rank); };
-  bool ended = false;
+  bool ended = false, stopped = false;
   const bool all = soon(
       [&] {
         ended = waitpid(mpirun_, nullptr, WNOHANG) == mpirun_;
         int there = 0;
         while (there < ranks && fs::exists(file(there))) ++there;
-        return ended || there == ranks;
+        stopped = stop && stop();
+        return ended || stopped || there == ranks;
       },
       kStart);
   if (ended) mpirun_ = 0;
+  if (stopped) return;
   if (ended || !all) {
     std::ostringstream said;
     said << std::ifstream(folder_ + "/said").rdbuf();
@@ -170,6 +172,7 @@ void MpiWorld::read_environments(int ranks) {
 void MpiWorld::end() {
   const auto has_ended = [&] { return waitpid(mpirun_, nullptr, WNOHANG) != 0; };
   pipe_ = Fd();
+  if (mpirun_ > 0 && environments_.empty()) kill(mpirun_, SIGTERM);  // it is still starting keepers
   if (mpirun_ > 0 && !soon(has_ended, kEnd)) {
     kill(mpirun_, SIGTERM);
     if (!soon(has_ended, kEnd)) {

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,10 @@ namespace sherd::dist {
 
 class MpiWorld {
  public:
-  // Returns when mpirun has started all, some tenths of a second later. `mask`: of signals, mpirun's.
-  // Error: mpirun is not installed, or what it said before it ended.
-  explicit MpiWorld(int ranks, const sigset_t& mask = {});
+  // Returns when mpirun has started all, some tenths of a second later, or when `stop()`: then there
+  // are no environments. `mask`: of signals, mpirun's. Error: mpirun is not installed, or what it said
+  // before it ended.
+  explicit MpiWorld(int ranks, const sigset_t& mask = {}, const std::function<bool()>& stop = {});
   ~MpiWorld();  // the ranks should have ended: ends mpirun, and waits for it
   MpiWorld(const MpiWorld&) = delete;
   MpiWorld& operator=(const MpiWorld&) = delete;
@@ -35,7 +37,7 @@ class MpiWorld {
   static bool is_installed();  // mpirun, in PATH
 
  private:
-  void read_environments(int ranks);
+  void read_environments(int ranks, const std::function<bool()>& stop);
   void end();
 
   std::string folder_;  // where keepers write

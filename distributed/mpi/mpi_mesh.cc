@@ -13,8 +13,10 @@
 //
 // [Note: closing over MPI] MPI has no connections. A mesh that closes sends each peer a notice, for
 // which each has posted a receive, and cancels its own receives. A peer is lost if its notice has
-// come, or if its process has ended. A closed mesh's buffers wait in their destructors, for 5 s at
-// most, until MPI does not need their bytes any more; see [Note: given up].
+// come, or if its process has ended. What a peer has begun to receive goes on, and reads the sender's
+// bytes; so when all its receives have ended, it sends a second notice: from then on it takes nothing
+// of this mesh. A closed mesh's buffers wait in their destructors, for 5 s at most, until MPI does not
+// need their bytes any more; see [Note: given up].
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -35,7 +37,8 @@ constexpr int kChannelBits = 15;
 constexpr int64_t kNumbers = int64_t(1) << 28;
 
 constexpr auto kLongestPause = std::chrono::microseconds(500);
-constexpr auto kWatch = std::chrono::milliseconds(10);  // between two looks at peers' processes
+constexpr auto kWatch = std::chrono::milliseconds(10);     // between two looks at peers' processes
+constexpr auto kNotices = std::chrono::microseconds(200);  // and at what they said
 constexpr auto kSettle = std::chrono::seconds(5);
 // MPI takes some messages a look: so often for what a peer sent before it was lost.
 constexpr int kLastLooks = 100;
@@ -72,6 +75,8 @@ class MpiMesh : public Mesh, public MpiProcess::Listener {
         number_(number),
         largest_(largest),
         lost_(ranks_.size()),
+        takes_nothing_(ranks_.size()),
+        noticed_(ranks_.size()),
         notices_(ranks_.size(), MPI_REQUEST_NULL) {
     Lock lock = mpi_.lock();
     for (int p = 0; p < size(); ++p)
@@ -81,6 +86,7 @@ class MpiMesh : public Mesh, public MpiProcess::Listener {
   ~MpiMesh() override {
     close();
     Lock lock = mpi_.lock();
+    say_takes_nothing();
     mpi_.remove(this);
     for (MPI_Request& notice : notices_)
       if (mpi_.usable() && notice != MPI_REQUEST_NULL) {
@@ -112,6 +118,7 @@ class MpiMesh : public Mesh, public MpiProcess::Listener {
     if (peer >= 0 && lost_[peer]) throw ConnectionLost(concat("rank ", ranks_[peer], " is gone"));
   }
   bool is_lost(int peer) const { return peer >= 0 && lost_[peer]; }
+  bool takes_nothing(int peer) const { return peer >= 0 && takes_nothing_[peer]; }
   bool has_ended(int peer) const { return peer >= 0 && job_->has_ended(ranks_[peer]); }
   void close_locked();
   void look(bool at_processes);
@@ -139,15 +146,18 @@ class MpiMesh : public Mesh, public MpiProcess::Listener {
 
  private:
   int size() const { return int(ranks_.size()); }
+  void notify_all();
+  void say_takes_nothing();
 
   MpiProcess& mpi_ = MpiProcess::get();
   std::shared_ptr<MpiJob> job_;
   int rank_;
   std::vector<int> ranks_;
   int64_t number_, largest_;
-  bool closed_ = false;
-  Clock::time_point watched_at_;
-  std::vector<char> lost_;
+  bool closed_ = false, said_takes_nothing_ = false;
+  Clock::time_point watched_at_, noticed_at_;
+  std::vector<char> lost_, takes_nothing_;  // the latter: its second notice has come
+  std::vector<char> noticed_;               // its first
   std::vector<MPI_Request> notices_;
 };
 
@@ -159,9 +169,9 @@ class MpiBuffer : public Mesh::Buffer {
   }
   ~MpiBuffer() override {
     Lock lock = mpi_.lock();
-    mesh_.buffers.erase(this);
     cancel();
     settle(lock);
+    mesh_.buffers.erase(this);
   }
 
   void send(int peer, uint64_t channel, int64_t offset, int64_t bytes) override {
@@ -212,6 +222,11 @@ class MpiBuffer : public Mesh::Buffer {
     mpi_.news().notify_all();
   }
 
+  // Have all receives ended, as received or as cancelled? The lock is held; the mesh is closed.
+  bool receives_ended() {
+    std::erase_if(receives_, [&](Operation& r) { return is_settled(r); });
+    return receives_.empty();
+  }
   // What can be; once, or Open MPI crashes. The lock is held.
   void cancel() {
     if (!mpi_.usable() || std::exchange(cancelled_, true)) return;
@@ -268,24 +283,24 @@ class MpiBuffer : public Mesh::Buffer {
     }
   }
 
+  bool is_settled(Operation& o) {
+    try {
+      return is_done(o, nullptr);
+    } catch (const Error&) {  // it has ended, however
+      return true;
+    }
+  }
+
   // Returns when MPI does not need the bytes any more.
   void settle(Lock& lock) {
     if (!mpi_.usable() || (sends_.empty() && receives_.empty())) return;
     const auto start = Clock::now();
     Pause pause(0);
-    const auto is_settled = [&](Operation& o) {
-      try {
-        return is_done(o, nullptr);
-      } catch (const Error&) {  // it has ended, however
-        return true;
-      }
-    };
     for (;;) {
       mesh_.look(true);
-      std::erase_if(receives_, is_settled);
+      receives_ended();
       std::erase_if(sends_, [&](Operation& o) {
-        // A peer that has closed has cancelled its receives: nobody will take these bytes.
-        const bool ends = is_settled(o) || mesh_.is_lost(o.peer);
+        const bool ends = is_settled(o) || mesh_.takes_nothing(o.peer);
         if (ends) {
           for (MPI_Request& piece : o.pieces) mpi_.let_go(piece);
           mesh_.end_send(o.peer, o.channel);
@@ -293,9 +308,10 @@ class MpiBuffer : public Mesh::Buffer {
         return ends;
       });
       if (sends_.empty() && receives_.empty()) return;
-      const bool all_dead = std::all_of(receives_.begin(), receives_.end(),
-                                        [&](const auto& r) { return mesh_.has_ended(r.peer); });
-      if (Clock::now() - start >= (all_dead && sends_.empty() ? kSettleDead : kSettle)) break;
+      const auto is_of_dead = [&](const Operation& o) { return mesh_.has_ended(o.peer); };
+      const bool all_dead =
+          std::ranges::all_of(receives_, is_of_dead) && std::ranges::all_of(sends_, is_of_dead);
+      if (Clock::now() - start >= (all_dead ? kSettleDead : kSettle)) break;
       pause.pause(lock, mpi_.news());
       if (!mpi_.usable()) return;
     }
@@ -319,24 +335,47 @@ void MpiMesh::close_locked() {
   closed_ = true;
   if (mpi_.usable()) {
     for (MpiBuffer* b : buffers) b->cancel();
-    for (int p = 0; p < size(); ++p) {
-      if (p == rank_ || has_ended(p)) continue;  // who has closed waits for this notice
-      MPI_Request request = mpi_.send(nullptr, 0, process(p), tag(kNotice));
-      mpi_.let_go(request);
-    }
+    notify_all();
+    say_takes_nothing();
   }
   mpi_.news().notify_all();
+}
+
+void MpiMesh::notify_all() {
+  for (int p = 0; p < size(); ++p) {
+    if (p == rank_ || has_ended(p)) continue;  // who has closed waits for this notice
+    MPI_Request request = mpi_.send(nullptr, 0, process(p), tag(kNotice));
+    mpi_.let_go(request);
+  }
+}
+
+// When it is so. It depends on receives alone, so that two that close do not wait for each other.
+void MpiMesh::say_takes_nothing() {
+  if (!closed_ || said_takes_nothing_ || !mpi_.usable()) return;
+  if (!std::ranges::all_of(buffers, [](MpiBuffer* b) { return b->receives_ended(); })) return;
+  said_takes_nothing_ = true;
+  notify_all();
 }
 
 void MpiMesh::look(bool at_processes) {
   const auto now = Clock::now();
   at_processes |= now - watched_at_ >= kWatch;
+  if (!at_processes && now - noticed_at_ < kNotices) return;
+  noticed_at_ = now;
   if (at_processes) watched_at_ = now;
   for (int p = 0; p < size(); ++p) {
-    if (p == rank_ || lost_[p]) continue;
-    lost_[p] =
-        (mpi_.usable() && mpi_.test(notices_[p])) || (at_processes && job_->has_ended(ranks_[p]));
+    if (p == rank_) continue;
+    if (!takes_nothing_[p] && mpi_.usable() && mpi_.test(notices_[p])) {
+      if (std::exchange(noticed_[p], true)) {
+        takes_nothing_[p] = true;
+      } else {
+        lost_[p] = true;
+        notices_[p] = mpi_.recv(nullptr, 0, process(p), tag(kNotice));
+      }
+    }
+    lost_[p] = lost_[p] || (at_processes && job_->has_ended(ranks_[p]));
   }
+  say_takes_nothing();
 }
 
 }  // namespace

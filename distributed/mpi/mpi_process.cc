@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cstdio>
+
 #ifdef __SANITIZE_ADDRESS__
 // Open MPI does not free all that it takes.
 extern "C" const char* __lsan_default_suppressions() {
@@ -73,7 +75,12 @@ void MpiProcess::begin() {
 void MpiProcess::end(int exit_code) {
   {
     std::lock_guard lock(mutex_);
-    if (!usable() || !is_ours_ || getpid() != pid_) return;
+    if (!is_ours_ || getpid() != pid_) return;
+    if (begun_ && given_up_ && exit_code == 0) {
+      std::fprintf(stderr, "[mpi] MPI was given up after a failure: this rank cannot end well\n");
+      _exit(1);  // the others wait in MPI_Finalize; so mpirun, or the launcher, ends them
+    }
+    if (!usable()) return;
     if (exit_code == 0)
       for (Listener* l : listeners_) l->on_end();
     ended_ = true;

@@ -34,8 +34,9 @@ std::optional<int64_t> number_in(const std::string& path, const std::string& aft
   return number;
 }
 
-// What the system can still give, and the container that this process is in (cgroup v2).
-int64_t available_bytes() {
+// What the system can still give, and the containers that this process is in (cgroup v2). Where it is
+// `enough`, maybe less than there is.
+int64_t available_bytes(int64_t enough) {
   int64_t bytes = INT64_MAX;
   if (const auto kib = number_in("/proc/meminfo", "MemAvailable:")) bytes = *kib * 1024;
   std::string group;
@@ -43,17 +44,22 @@ int64_t available_bytes() {
   while (std::getline(groups, group) && !group.starts_with("0::")) {
   }
   if (!group.starts_with("0::")) return bytes;
-  const std::string folder = "/sys/fs/cgroup" + group.substr(3) + "/";
-  const auto most = number_in(folder + "memory.max"), used = number_in(folder + "memory.current");
-  if (!most || !used) return bytes;
-  const int64_t files = number_in(folder + "memory.stat", "inactive_file").value_or(0);
-  return std::min(bytes, *most - *used + files);
+  for (std::string path = group.substr(3); path.starts_with("/");
+       path.resize(path.find_last_of('/'))) {  // its limits, and those of the groups around it
+    const std::string folder = "/sys/fs/cgroup" + path + "/";
+    const auto most = number_in(folder + "memory.max"), used = number_in(folder + "memory.current");
+    if (!most || !used) continue;
+    int64_t left = *most - *used;
+    if (left < enough) left += number_in(folder + "memory.stat", "inactive_file").value_or(0);
+    bytes = std::min(bytes, left);
+  }
+  return bytes;
 }
 
 // False, with errno: the system has not so many pages. Asked before, for the kernel would look for
 // them until it kills processes.
 bool reserve(int file, int64_t offset, int64_t bytes) {
-  if (bytes > available_bytes()) {
+  if (bytes > available_bytes(bytes)) {
     errno = ENOMEM;
     return false;
   }
@@ -86,27 +92,40 @@ Arena::~Arena() {
 
 char* Arena::take(int64_t bytes) {
   bytes = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
-  std::lock_guard lock(mutex_);
-  if (!reserve(file_.fd(), end_, bytes)) return nullptr;
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(), end_);
+  int64_t offset;
+  {
+    std::lock_guard lock(mutex_);
+    offset = end_;
+    end_ += bytes;
+  }
+  // Without the lock, for it takes its time: a block's offset is nobody else's, ever.
+  if (!reserve(file_.fd(), offset, bytes)) {
+    std::lock_guard lock(mutex_);
+    if (end_ == offset + bytes) end_ = offset;  // the largest offset is as far as files go
+    return nullptr;
+  }
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(), offset);
   if (p == MAP_FAILED) {
     const int reason = errno;
-    release(file_.fd(), end_, bytes);
+    release(file_.fd(), offset, bytes);
     errno = reason;
     return nullptr;
   }
   // A forked child would write into its parent's tensors: it has none of them instead.
   madvise(p, bytes, MADV_DONTFORK);
-  blocks_[static_cast<char*>(p)] = {end_, bytes};
-  end_ += bytes;
+  std::lock_guard lock(mutex_);
+  blocks_[static_cast<char*>(p)] = {offset, bytes};
   return static_cast<char*>(p);
 }
 
 void Arena::give_back(char* data, int64_t) {
-  std::lock_guard lock(mutex_);
-  const auto it = blocks_.find(data);
-  const Block block = it->second;
-  blocks_.erase(it);
+  Block block;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = blocks_.find(data);
+    block = it->second;
+    blocks_.erase(it);
+  }
   munmap(data, block.bytes);
   release(file_.fd(), block.offset, block.bytes);
 }

@@ -120,9 +120,14 @@ Fd receive_hello(const Socket& s, Hello& hello, TimePoint deadline) {
 
 }  // namespace
 
-std::string host_id() {
+std::string boot_id() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return boot;
+}
+
+std::string host_id() {
+  const std::string boot = boot_id();
   if (boot.empty()) fail("[shm] the running kernel has no readable boot_id, by which hosts differ");
   std::string id = boot;
   for (const char* ns : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
@@ -290,11 +295,12 @@ char* Node::at(int rank, const Place& place, int64_t bytes, bool writable) {
 void Node::forget(int rank, const Place& place) { peers_.at(rank)->view.forget(place); }
 
 void Node::trim() {
-  constexpr int64_t kMost = 1000;  // of the 65,530 mappings that Linux allows a process
-  for (auto& [rank, peer] : peers_) {
-    if (peer->view.mapped() <= kMost) continue;
-    if (std::unique_lock alone(reads_, std::try_to_lock); alone) peer->view.forget_read_only();
-  }
+  constexpr int64_t kMost = 8000;  // of the 65,530 mappings that Linux allows a process
+  int64_t mapped = 0;
+  for (auto& [rank, peer] : peers_) mapped += peer->view.mapped();
+  if (mapped <= kMost) return;
+  if (std::unique_lock alone(reads_, std::try_to_lock); alone)
+    for (auto& [rank, peer] : peers_) peer->view.forget_read_only();
 }
 
 bool Node::is_lost(int rank) const { return peers_.at(rank)->lost; }

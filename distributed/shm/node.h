@@ -23,6 +23,8 @@
 
 namespace sherd::dist {
 
+// The kernel that runs: one a machine, until it starts again. Empty: the system does not say.
+std::string boot_id();
 // Names the host as far as memory can be shared: the running kernel, the namespaces of network and
 // processes, and the user.
 std::string host_id();
@@ -58,8 +60,8 @@ class Node {
   char* at(int rank, const Place& place, int64_t bytes, bool writable = false);
   void forget(int rank, const Place& place);
   std::shared_lock<std::shared_mutex> reading() { return std::shared_lock(reads_); }
-  // Not under reading(). If this rank has more than a thousand blocks of a peer mapped, of which it
-  // gave back maybe most, and nobody reads at the moment: unmaps them.
+  // Not under reading(). If this rank has more than eight thousand of the peers' blocks mapped, of
+  // which they gave back maybe most, and nobody reads at the moment: unmaps them.
   void trim();
   bool is_lost(int rank) const;
 

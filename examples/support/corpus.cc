@@ -55,10 +55,13 @@ Source of_files(const Options& o, const std::vector<std::string>& files) {
     auto samples = std::make_shared<data::TokenDataset>(files, options);
     return {.samples = samples, .tokens = samples->token_count()};
   }
-  std::vector<std::vector<uint16_t>> documents(1);
+  std::vector<std::vector<uint16_t>> documents;
   for (auto& file : files) {
     std::ifstream in(file, std::ios::binary);
     if (!in) fail("cannot read ", file);
+    if (std::filesystem::file_size(file) % sizeof(uint16_t))
+      fail(file, " was cut short: a token has two bytes, and it has an odd number");
+    documents.emplace_back();
     for (uint16_t id; in.read(reinterpret_cast<char*>(&id), sizeof id);) {
       documents.back().push_back(id);
       if (id == o.end_id) documents.emplace_back();

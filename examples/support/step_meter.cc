@@ -69,6 +69,8 @@ StepReport StepMeter::end(int64_t step, double loss, double grad_norm, double lr
   add("all_gather", &CollectiveCounts::all_gather);
   add("reduce_scatter", &CollectiveCounts::reduce_scatter);
   add("all_reduce", &CollectiveCounts::all_reduce);
+  add("broadcast", &CollectiveCounts::broadcast);
+  add("other", &CollectiveCounts::other);
   r.exposed_ms = double(after.waited_ns - before_.waited_ns) * 1e-6;
   r.step_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();

@@ -16,11 +16,6 @@ using dist::Future;
 constexpr double kMiB = 1 << 20;
 DdpOptions small_buckets() { return {.bucket_cap_mb = 256 / kMiB, .first_bucket_bytes = 64}; }
 
-std::vector<float> floats(const Tensor& t) {
-  const Tensor c = contiguous_raw(to_raw(t, kFloat32));
-  return {c.data<float>(), c.data<float>() + c.numel()};
-}
-
 // Gradients after `steps` steps of accumulation without clearing, of this rank.
 std::vector<float> gradients_after(int steps, int rank, dist::CommHook hook) {
   manual_seed(7);
@@ -122,6 +117,43 @@ TEST(CommHook, D_010_RefusedHooks) {
         },
         {"[my_hook] later"});
   });
+}
+
+// A bucket that backward does not reach is exchanged at its end; a hook that fails there leaves no
+// rest either.
+TEST(CommHook, D_010_RefusesBucketsThatBackwardDoesNotReach) {
+  run_ranks(2, [](int rank) {
+    struct Two : nn::Module {
+      Two() : unused(add<nn::Linear>("unused", 3, 3)), used(add<nn::Linear>("used", 3, 3)) {}
+      Tensor forward(const Tensor& x) { return used(x); }
+      nn::Child<nn::Linear> unused, used;
+    };
+    Two m;
+    DdpOptions options = small_buckets();
+    options.find_unused_parameters = true;
+    DistributedDataParallel ddp(m, options);
+    bool fails = true;
+    ddp.register_comm_hook(nullptr, [&](std::nullptr_t, CommBucket& b) {
+      if (fails && b.is_last) fail("[my_hook] no");
+      return dist::allreduce_hook(nullptr, b);
+    });
+    const Tensor x = full({2, 3}, rank + 1);
+    expect_error([&] { ddp(x).sum().backward(); }, {"[my_hook] no"});
+    fails = false;
+    ddp(x).sum().backward();
+    EXPECT_EQ(floats(m.used->weight->grad()), std::vector<float>(9, 3));  // (2 + 4) / 2
+  });
+}
+
+TEST(CommHook, FuturesRunWhatIsChainedOnce) {
+  int calls = 0;
+  const Future f = Future(ones({2})).then([&](const Tensor& x) {
+    ++calls;
+    return x + x;
+  });
+  EXPECT_EQ(floats(f.wait()), floats(f.wait()));
+  EXPECT_EQ(calls, 1);
+  EXPECT_FALSE(Future().wait().defined());
 }
 
 TEST(CommHook, D_010_AllreduceHookChangesNoBit) {

@@ -11,11 +11,6 @@ namespace {
 
 using Values = std::map<std::string, std::vector<float>>;
 
-std::vector<float> floats(const Tensor& t) {
-  const Tensor c = contiguous_raw(to_raw(t, kFloat32));
-  return {c.data<float>(), c.data<float>() + c.numel()};
-}
-
 class Middle : public nn::Module {
  public:
   Middle()

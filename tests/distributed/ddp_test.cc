@@ -24,11 +24,6 @@ constexpr double kMiB = 1 << 20;
 // Buckets of one or two parameters.
 DdpOptions small_buckets() { return {.bucket_cap_mb = 64 / kMiB, .first_bucket_bytes = 32}; }
 
-std::vector<float> floats(const Tensor& t) {
-  const Tensor c = contiguous_raw(to_raw(t, kFloat32));
-  return {c.data<float>(), c.data<float>() + c.numel()};
-}
-
 void expect_near(const Tensor& a, const Tensor& b, const std::string& what, double rtol = 1.3e-6,
                  double atol = 1e-5) {
   ASSERT_EQ(a.defined(), b.defined()) << what;
@@ -433,10 +428,15 @@ TEST(Ddp, BuffersAreRankZerosBeforeEachForwardThatTrains) {
 TEST(Ddp, BroadcastOfUnchangedBuffersKeepsWhatBackwardSaved) {
   class Scaled : public nn::Module {
    public:
-    Scaled() : linear(add<nn::Linear>("linear", 3, 3)), scale(buffer("scale", full({3}, 2))) {}
-    Tensor forward(const Tensor& x) { return linear(x) * scale.get(); }
+    Scaled()
+        : linear(add<nn::Linear>("linear", 3, 3)),
+          scale(buffer("scale", full({3}, 2))),
+          table(buffer("table", full({200000, 3}, 1))) {}  // 2.3 MiB: in a message of its own
+    Tensor forward(const Tensor& x) {
+      return linear(x) * scale.get() * table.get().narrow(0, 0, 2);
+    }
     nn::Child<nn::Linear> linear;
-    nn::Buffer scale;
+    nn::Buffer scale, table;
   };
   run_ranks(2, [](int rank) {
     Scaled m;

@@ -20,10 +20,6 @@ using dist::JoinOptions;
 
 constexpr double kMiB = 1 << 20;
 
-std::vector<float> floats(const Tensor& t) {
-  const Tensor c = contiguous_raw(to_raw(t, kFloat32));
-  return {c.data<float>(), c.data<float>() + c.numel()};
-}
 std::vector<float> values_of(const nn::Module& m) {
   std::vector<float> all;
   for (auto& named : {m.named_parameters(), m.named_buffers()})
@@ -119,6 +115,39 @@ TEST(Join, J_002_ThreeJoinables) {
       EXPECT_EQ(a.ended, 1);
       EXPECT_TRUE(a.was_last);
     });
+}
+
+TEST(Join, J_002_NobodyHasInputs) {
+  run_ranks(2, [](int rank) {
+    nn::Linear m(3, 2);
+    DistributedDataParallel ddp(m);
+    { const Join join = ddp.join(); }
+    ddp(random_input({4, 3}, rank, 0)).sum().backward();  // and it goes on
+    EXPECT_TRUE(m.weight->grad().defined());
+  });
+}
+
+// What a rank dropped before its inputs ran out is not sent by those steps that it shadows.
+TEST(Join, J_001_DroppedGradientsStayDropped) {
+  run_ranks(2, [](int rank) {
+    manual_seed(3);
+    nn::Linear m(3, 2, {.bias = false});
+    DistributedDataParallel ddp(m);
+    {
+      const Join join = ddp.join();
+      {
+        const auto wait = ddp.no_sync();
+        ddp(full({1, 3}, 100)).sum().backward();
+      }
+      m.weight->set_grad({});
+      if (rank == 0) ddp(full({1, 3}, 4)).sum().backward();
+    }
+    if (rank == 0) {
+      EXPECT_EQ(floats(m.weight->grad()), std::vector<float>(6, 2));  // 4, over two ranks
+    } else {
+      EXPECT_FALSE(m.weight->grad().defined());
+    }
+  });
 }
 
 TEST(Join, J_003_SwitchedOff) {

@@ -75,7 +75,7 @@ TEST(Memory, FullShardOfTheMainJob) {
         optim::AdamW optimizer(fsdp.parameters(), {.lr = 1e-4});
         const Tensor ids = token_ids(m, rank);
         int64_t system_calls = 0;
-        for (int i = 1; i <= 6; ++i) {
+        for (int i = 1; i <= 12; ++i) {
           reset_peak_memory();
           step(fsdp, optimizer, ids, m.vocab);
           const MemoryStats s = memory_stats();
@@ -143,21 +143,20 @@ TEST_P(MemoryForecast, HoldsAndIsClose) {
                         .reshard_after_forward = c.strategy == ShardingStrategy::kFullShard});
     optim::AdamW optimizer(fsdp.parameters(), {.lr = 1e-4});
     const Tensor ids = token_ids(m, rank);
+    int64_t most = 0;
     for (int i = 1; i <= 4; ++i) {
       reset_peak_memory();
       step(fsdp, optimizer, ids, m.vocab);
       const MemoryStats s = memory_stats();
       EXPECT_EQ(model_bytes(s), f.after_step);
       EXPECT_LE(peak_beside_activations(s), f.backward) << "step " << i;
-      if (i > 1) {
-        // Where exchanges are done at once, fewer buffers are there together: on a busy machine up to
-        // a seventh of these small units' peak.
-        const double exchange = double(dist::MeshExchange::room(c.ranks));
-        EXPECT_GE(double(peak_beside_activations(s)), 0.85 * (double(f.backward) - exchange));
-      }
+      most = std::max(most, peak_beside_activations(s));
       optimizer.zero_grad();
       EXPECT_EQ(model_bytes(memory_stats()), f.after_zero_grad);
     }
+    // Where exchanges are done at once, fewer buffers are there together; but not in all steps.
+    const double exchange = double(dist::MeshExchange::room(c.ranks));
+    EXPECT_GE(double(most), 0.93 * (double(f.backward) - exchange));
   });
 }
 

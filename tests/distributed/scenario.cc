@@ -10,11 +10,6 @@
 namespace sherd::scenario {
 namespace {
 
-std::vector<float> floats(const Tensor& t) {
-  const Tensor c = contiguous_raw(to_raw(t, kFloat32));
-  return {c.data<float>(), c.data<float>() + c.numel()};
-}
-
 // Draws that leave the context's generator as it was.
 Tensor drawn(int rank, int step, const std::function<Tensor()>& f) {
   Generator own;
@@ -24,6 +19,11 @@ Tensor drawn(int rank, int step, const std::function<Tensor()>& f) {
 }
 
 }  // namespace
+
+std::vector<float> floats(const Tensor& t) {
+  const Tensor c = contiguous_raw(to_raw(t, kFloat32));
+  return {c.data<float>(), c.data<float>() + c.numel()};
+}
 
 GptBlock::GptBlock(int64_t dim)
     : norm1(add<nn::LayerNorm>("norm1", dim)),

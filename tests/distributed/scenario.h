@@ -66,6 +66,7 @@ class Gpt : public nn::Module {
 Tensor random_input(const Dims& sizes, int rank, int step);
 Tensor random_ids(const Dims& sizes, int64_t vocab, int rank, int step);
 
+std::vector<float> floats(const Tensor& t);
 // Zeros where there is none.
 Tensor gradient_of(const Tensor& parameter);
 

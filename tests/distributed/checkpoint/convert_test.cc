@@ -111,7 +111,8 @@ TEST_F(Convert, C_019_ScheduleBeginsAnew) {
   run_ranks(2, [&](int rank) {
     Trainer t(5, FsdpOptions{});
     TrainingState s = t.state();
-    optim::StepLR schedule(*t.optimizer, optim::StepOptions{.step_size = 100});
+    optim::ConstantLR schedule(*t.optimizer, optim::ConstantOptions{.factor = 0.25});
+    schedule.step(100);  // it has been somewhere else
     s.scheduler = &schedule;
     std::vector<std::string> lines;
     CheckpointerOptions options;
@@ -122,6 +123,7 @@ TEST_F(Convert, C_019_ScheduleBeginsAnew) {
       EXPECT_NE(lines[0].find("schedule"), std::string::npos) << lines[0];
     }
     EXPECT_EQ(schedule.last_epoch(), 0);
+    EXPECT_EQ(t.optimizer->lr(0), 0.25 * t.optimizer->initial_lr(0));
     EXPECT_EQ(s.step, 3);
   });
 }
