@@ -41,6 +41,7 @@ TEST_F(BigModelProgram, Log) {
 
   const auto steps = lines_with(log, "loss");
   ASSERT_EQ(steps.size(), 6u);
+  double exposed_ms = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
     const nlohmann::json& s = steps[i];
     EXPECT_EQ(s["step"], i + 1);
@@ -60,9 +61,11 @@ TEST_F(BigModelProgram, Log) {
       bytes += s[kind]["bytes"].get<int64_t>();
     EXPECT_EQ(s["comm_bytes"], bytes);
     EXPECT_GT(bytes, 3 * config["parameters"].get<int64_t>());
-    EXPECT_GT(s["exposed_ms"].get<double>(), 0);
+    EXPECT_GE(s["exposed_ms"].get<double>(), 0);  // 0 where the peer came first each time
+    exposed_ms += s["exposed_ms"].get<double>();
     EXPECT_LT(s["exposed_ms"].get<double>(), s["step_ms"].get<double>());
   }
+  EXPECT_GT(exposed_ms, 0);
   EXPECT_NE(r.out.find("  exchanged "), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("% exposed"), std::string::npos) << r.out;
   const auto validations = lines_with(log, "val_loss");
