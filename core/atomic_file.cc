@@ -1,6 +1,7 @@
 #include "core/atomic_file.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -27,6 +28,32 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
+constexpr int kMaxLinks = 40;  // the kernel's own limit
+
+void need_regular(const char* op, const std::string& path, const struct stat& info) {
+  if (!S_ISREG(info.st_mode)) fail("[", op, "] ", path, " is not a regular file");
+}
+
+// Where the file that `path` names lies, or will lie: a symbolic link stays what it is, also one to
+// nothing yet, and a device or a pipe is nothing to be replaced.
+std::string target_of(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0)
+    need_regular("write_file", path, info);
+  else if (errno != ENOENT)
+    fail_with_errno("write_file", path);
+  std::string at = path;
+  for (int links = 0; links <= kMaxLinks; ++links) {
+    char target[PATH_MAX];
+    const ssize_t n = ::readlink(at.c_str(), target, sizeof target);
+    if (n < 0) return at;
+    const std::string to(target, size_t(n));
+    at = to.starts_with('/') ? to : folder_of(at) + "/" + to;
+  }
+  errno = ELOOP;
+  fail_with_errno("write_file", path);
+}
+
 class Descriptor {
  public:
   Descriptor(const std::string& path, int flags, const char* op)
@@ -43,7 +70,11 @@ class Descriptor {
 // f(data, bytes) for the file's content, a block at a time.
 template <class F>
 void for_blocks(const std::string& path, F f) {
-  const Descriptor file(path, O_RDONLY, "read_file");
+  const Descriptor file(path, O_RDONLY | O_NONBLOCK,
+                        "read_file");  // a pipe's other end may be open
+  struct stat info;
+  if (::fstat(file, &info) != 0) fail_with_errno("read_file", path);
+  need_regular("read_file", path, info);
   std::vector<char> block(1 << 20);
   for (;;) {
     const ssize_t n = ::read(file, block.data(), block.size());
@@ -66,7 +97,7 @@ struct AtomicFile::Hash {
 };
 
 AtomicFile::AtomicFile(std::string path)
-    : path_(std::move(path)),
+    : path_(target_of(path)),
       hash_(std::make_unique<Hash>()),
       block_hash_(std::make_unique<Hash>()) {
   static std::atomic<int> counter = 0;

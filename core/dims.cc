@@ -12,7 +12,8 @@ Dims contiguous_strides(const Dims& sizes) {
   Dims s;
   s.n = sizes.n;
   int64_t p = 1;
-  for (int i = sizes.n - 1; i >= 0; --i) s[i] = p, p *= std::max<int64_t>(sizes[i], 1);
+  for (int i = sizes.n - 1; i >= 0; --i)
+    s[i] = p, void(__builtin_mul_overflow(p, std::max<int64_t>(sizes[i], 1), &p));
   return s;
 }
 

@@ -69,13 +69,13 @@ std::optional<DType> safetensors_dtype(const std::string& name) {
 // ---- reading
 
 SafetensorsReader::SafetensorsReader(const std::string& path) : path_(path) {
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (descriptor_ < 0) fail("[safetensors] ", path, ": ", std::strerror(errno));
   try {
     struct stat status;
     if (::fstat(descriptor_, &status) != 0)
       fail("[safetensors] ", path, ": ", std::strerror(errno));
-    if (!S_ISREG(status.st_mode)) fail("[safetensors] ", path, " is not a file");
+    if (!S_ISREG(status.st_mode)) fail("[safetensors] ", path, " is not a regular file");
     const int64_t size = status.st_size;
     if (size < 8)
       fail("[safetensors] ", path, ": ", size, " bytes are too few for a header's length");

@@ -91,11 +91,19 @@ Tensor over_storage(const Ref<Storage>& storage, const Dims& sizes, DType dtype,
 }
 
 Tensor empty(const Dims& sizes, DType dtype, Device device) {
-  for (auto s : sizes)
+  int64_t bytes = size_of(dtype);
+  bool is_too_large = false, has_none = false;
+  for (auto s : sizes) {
     if (s < 0) fail("[empty] a size is negative: ", sizes);
+    is_too_large |= __builtin_mul_overflow(bytes, s, &bytes);
+    has_none |= s == 0;
+  }
+  if (has_none) bytes = 0;
+  if (is_too_large && !has_none)
+    fail("[empty] shape ", sizes, " of ", dtype, " is too large: it takes more than 2^63 bytes");
   auto p = make_ref<TensorImpl>();
   p->sizes = sizes, p->strides = contiguous_strides(sizes), p->dtype = dtype;
-  p->storage = make_ref<Storage>(sizes.numel() * size_of(dtype), device);
+  p->storage = make_ref<Storage>(bytes, device);
   p->family = make_ref<ViewFamily>();
   return Tensor(std::move(p));
 }

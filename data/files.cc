@@ -1,15 +1,20 @@
 #include "data/files.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 
 namespace sherd::data {
@@ -24,10 +29,61 @@ struct Descriptor {
   ~Descriptor() { ::close(fd); }
 };
 
+// [Note: files cut short] The system has nothing to show for pages beyond the end that a mapped file
+// has got: it sends SIGBUS, wherever the program happens to read. The handler looks the address up
+// among what is mapped, so that the last words name the file, and leaves the rest to who would have
+// had the signal: the same read is tried again and faults again.
+struct Mapping {
+  std::string_view bytes;
+  std::string path;
+};
+std::array<std::atomic<const Mapping*>, 256> mappings;  // of more files, some stay unnamed
+struct sigaction bus_action_before;
+
+void on_bus_error(int, siginfo_t* info, void*) {
+  const char* at = static_cast<const char*>(info->si_addr);
+  for (const auto& slot : mappings) {
+    const Mapping* m = slot.load();
+    if (!m || at < m->bytes.data() || at >= m->bytes.data() + m->bytes.size()) continue;
+    static constexpr std::string_view kText = ": the file was cut short while it was read\n";
+    const std::array<iovec, 2> line{iovec{const_cast<char*>(m->path.data()), m->path.size()},
+                                    iovec{const_cast<char*>(kText.data()), kText.size()}};
+    [[maybe_unused]] const ssize_t n = ::writev(2, line.data(), int(line.size()));
+    break;
+  }
+  ::sigaction(SIGBUS, &bus_action_before, nullptr);
+}
+
+void remember(std::string_view bytes, const std::string& path) {
+  [[maybe_unused]] static const int once = [] {
+    struct sigaction action {};
+    action.sa_sigaction = on_bus_error;
+    action.sa_flags = SA_SIGINFO;
+    return ::sigaction(SIGBUS, &action, &bus_action_before);
+  }();
+  auto mapping = std::make_unique<Mapping>(Mapping{bytes, path});
+  for (auto& slot : mappings) {
+    const Mapping* none = nullptr;
+    if (!slot.compare_exchange_strong(none, mapping.get())) continue;
+    (void)mapping.release();
+    return;
+  }
+}
+
+void forget(std::string_view bytes) {
+  for (auto& slot : mappings) {
+    const Mapping* m = slot.load();
+    if (!m || m->bytes.data() != bytes.data()) continue;
+    slot = nullptr;
+    delete m;
+    return;
+  }
+}
+
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
   if (file.fd < 0) fail_on("open", path);
   struct stat info;
   if (::fstat(file.fd, &info) != 0) fail_on("stat", path);
@@ -36,10 +92,13 @@ MappedFile::MappedFile(const std::string& path) {
   void* start = ::mmap(nullptr, size_t(info.st_size), PROT_READ, MAP_SHARED, file.fd, 0);
   if (start == MAP_FAILED) fail_on("mmap", path);
   bytes_ = {static_cast<const char*>(start), size_t(info.st_size)};
+  remember(bytes_, path);
 }
 
 MappedFile::~MappedFile() {
-  if (!bytes_.empty()) ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+  if (bytes_.empty()) return;
+  forget(bytes_);
+  ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
 std::string read_file(const std::string& path) { return std::string(MappedFile(path).bytes()); }
@@ -51,24 +110,9 @@ void replace_file(const std::string& path, std::string_view bytes) {
     std::filesystem::create_directories(folder, error);
     if (error) fail("[replace_file] folder '", folder.string(), "': ", error.message());
   }
-  std::string temporary = path + ".XXXXXX";
-  const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
-  if (fd < 0) fail_on("replace_file", temporary);
-  bool written = ::fchmod(fd, 0644) == 0;
-  while (written && !bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    written = n > 0;
-    if (written) bytes.remove_prefix(size_t(n));
-  }
-  written = written && ::fsync(fd) == 0;
-  const int error = errno;
-  written = ::close(fd) == 0 && written;
-  if (written && ::rename(temporary.c_str(), path.c_str()) == 0) return;
-  const int reason = written ? errno : error;
-  ::unlink(temporary.c_str());
-  errno = reason;
-  fail_on("replace_file", path);
+  AtomicFile file(path);
+  file.write(bytes.data(), int64_t(bytes.size()));
+  file.commit();
 }
 
 }  // namespace sherd::data

@@ -7,11 +7,11 @@
 #include "examples/big_model.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "examples/support/corpus.h"
 #include "examples/support/evaluate.h"
 #include "examples/support/generate.h"
+#include "examples/support/main.h"
 #include "examples/support/options.h"
 #include "examples/support/report.h"
 #include "examples/support/run_state.h"
@@ -50,6 +50,7 @@ class Training {
   std::unique_ptr<data::DataLoader> loader_;
   std::optional<nn::NanCheck> nan_check_;
   std::unique_ptr<Reporter> reporter_;
+  RunFolder folder_;
   std::optional<dist::Checkpointer> checkpointer_;
   int64_t step_ = 0;
 };
@@ -85,8 +86,10 @@ Training::Training(const Options& options)
     throw UsageError(concat("the data make ", corpus_.train->size(), " samples of ", o_.seq_len,
                             " tokens: too few for a batch of ", o_.batch_size, " on each of ",
                             dist::world_size(), " ranks"));
-  reporter_ = std::make_unique<Reporter>(dist::rank() == 0, o_.log_jsonl, config());
+  all_or_usage_error(
+      [&] { reporter_ = std::make_unique<Reporter>(dist::rank() == 0, o_.log_jsonl); });
   start();
+  reporter_->begin(config());
 }
 
 void Training::wrap() {
@@ -124,14 +127,19 @@ dist::TrainingState Training::state() {
 // From a checkpoint, from weights, or afresh.
 void Training::start() {
   dist::TrainingState now = state();
-  const bool any = open_checkpoints(o_);
+  folder_ = open_run_folder(o_);
   if (!o_.checkpoint_dir.empty())
     checkpointer_.emplace(o_.checkpoint_dir, dist::default_group(), checkpointer_options(o_));
-  if (any) {
+  if (folder_.has_checkpoints) {
     const auto path = resume(*checkpointer_, now);
+    const std::string changed = differences(now.user, config());
     step_ = now.step;
     if (scaler_ && now.user.contains("grad_scaler")) load(*scaler_, now.user["grad_scaler"]);
     reporter_->say("resumed from " + *path);
+    if (!changed.empty()) reporter_->say("differs from the checkpoint: " + changed);
+    if (step_ >= o_.steps)
+      reporter_->say(concat("nothing to train: the checkpoint is of step ", step_,
+                            ", and --steps=", o_.steps));
     return;
   }
   if (o_.resume) reporter_->say("no checkpoint in " + o_.checkpoint_dir + ": starting afresh");
@@ -230,6 +238,7 @@ void Training::sample() {
                              .context = o_.seq_len,
                              .temperature = o_.temperature,
                              .top_k = o_.top_k,
+                             .vocab_size = corpus_.tokenizer->vocab_size(),
                              .seed = uint64_t(o_.seed)});
   model_.train();
   reporter_->say("\n" + corpus_.tokenizer->decode(ids) + "\n");
@@ -255,12 +264,11 @@ void Training::run() {
       "next: --steps=2000, --data=YOUR.txt, --precision=bf16, --nproc_per_node=4 (see --help)");
 }
 
-int train(const Options& o) {
+void train(const Options& o) {
   if (o.threads > 0) set_num_threads(o.threads);
   dist::init_process_group();
   Training(o).run();
   dist::destroy_process_group();
-  return 0;
 }
 
 }  // namespace
@@ -268,25 +276,9 @@ int train(const Options& o) {
 
 int main(int argc, char** argv) {
   int code = 0;
-  const auto options = examples::parse_options(argc, argv, code);
-  if (!options) return code;
-  if (!options->backend.empty()) setenv("SHERD_BACKEND", options->backend.c_str(), 1);
-  try {
-    const std::string n = options->nproc_per_node.empty() ? "2" : options->nproc_per_node;
-    if (auto result = sherd::dist::launch_self(sherd::dist::parse_nproc_per_node(n), argc, argv))
-      return *result;
-  } catch (const sherd::Error& e) {
-    std::fprintf(stderr, "big_model: %s\n", e.what());
-    return 2;
-  }
-  try {
-    return examples::train(*options);
-  } catch (const examples::UsageError& e) {
-    std::fprintf(stderr, "big_model: %s\n", e.what());
-    std::_Exit(2);  // the other ranks are leaving for the same reason: nobody waits for the group
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "big_model: rank %s: %s\n",
-                 std::getenv("RANK") ? std::getenv("RANK") : "0", e.what());
-    std::_Exit(1);
-  }
+  const auto o = examples::parse_options(argc, argv, code);
+  if (!o) return code;
+  const std::string ranks = o->nproc_per_node.empty() ? "2" : o->nproc_per_node;
+  return examples::run_job("big_model", ranks, o->backend, argc, argv,
+                           [&] { examples::train(*o); });
 }

@@ -5,8 +5,10 @@
 //     ./bazelw run //examples:ddp_toy -- --nproc_per_node=4 --epochs=20
 //     sherdrun --nproc_per_node=2 ddp_toy                             # or under a launcher
 //     mpirun -n 2 ddp_toy
+#include <cmath>
 #include <cstdio>
 
+#include "cli/paths.h"
 #include "distributed/checkpoint/checkpoint_folder.h"
 #include "distributed/checkpoint/full_state.h"
 #include "examples/support/main.h"
@@ -69,6 +71,8 @@ void train(const Options& o) {
     }
     const double loss = mean_over_ranks(sum, sampler.size());
     if (is_rank0) std::printf("epoch %2ld  loss %.6f\n", epoch, loss);
+    if (!std::isfinite(loss))
+      fail("the loss is ", loss, " in epoch ", epoch, ": try a smaller --lr");
     const bool saves = o.save_interval > 0 && (epoch == o.epochs || epoch % o.save_interval == 0);
     if (saves && is_rank0) save(o.checkpoint_dir, epoch, ddp.module(), optimizer);
   }
@@ -96,12 +100,18 @@ void train(const Options& o) {
 int main(int argc, char** argv) {
   examples::Options o;
   CLI::App app{"Trains Linear(10, 1) on random pairs, data parallel."};
-  app.add_option("--epochs", o.epochs)->check(CLI::NonNegativeNumber);
-  app.add_option("--batch_size", o.batch_size, "samples a rank")->check(CLI::PositiveNumber);
-  app.add_option("--lr", o.lr)->check(CLI::NonNegativeNumber);
-  app.add_option("--dataset_size", o.dataset_size)->check(CLI::PositiveNumber);
+  using sherd::cli::whole_number;
+  app.add_option("--epochs", o.epochs)->check(whole_number(0));
+  app.add_option("--batch_size", o.batch_size, "samples a rank")->check(whole_number(1, 1 << 20));
+  app.add_option("--lr", o.lr)->check(sherd::cli::number());
+  app.add_option("--dataset_size", o.dataset_size)->check(whole_number(1, 1 << 24));
   app.add_option("--save_interval", o.save_interval, "epochs; 0: nothing is saved")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   app.add_option("--checkpoint_dir", o.checkpoint_dir);
-  return examples::run_ranks(app, /*nproc_per_node=*/2, argc, argv, [&] { examples::train(o); });
+  const auto check = [&] {
+    o.checkpoint_dir = sherd::cli::from_user(o.checkpoint_dir);
+    if (o.save_interval > 0) sherd::cli::need_folder("--checkpoint_dir", o.checkpoint_dir);
+  };
+  return examples::run_ranks(
+      app, /*nproc_per_node=*/2, argc, argv, [&] { examples::train(o); }, check);
 }

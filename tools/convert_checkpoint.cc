@@ -3,44 +3,54 @@
 //     convert_checkpoint run/step-000100 model.safetensors --optimizer=optimizer.safetensors
 //     convert_checkpoint run/step-000100 model.safetensors --files=4     # and an index of the four
 //     convert_checkpoint model.safetensors run --step=100                # a folder to resume from
-#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 
+#include "cli/command_line.h"
+#include "cli/paths.h"
 #include "core/error.h"
 #include "distributed/checkpoint/convert.h"
 
 int main(int argc, char** argv) {
-  namespace fs = std::filesystem;
-  // Where `bazel run` was called.
-  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY")) fs::current_path(folder);
+  using namespace sherd;
+  constexpr const char* kProgram = "convert_checkpoint";
   std::string source, destination, optimizer;
   int files = 1;
   int64_t step = 0;
   CLI::App app{"Converts between a checkpoint's folder and .safetensors files."};
   app.add_option("source", source, "a checkpoint's folder, a .safetensors file, or an .index.json")
-      ->required()
-      ->check(CLI::ExistingPath);
+      ->required();
   app.add_option("destination", destination,
                  "a .safetensors file, or the folder in which to make a checkpoint")
       ->required();
   app.add_option("--optimizer", optimizer,
                  "the optimizer's .safetensors file, written or read as the model's");
-  app.add_option("--files", files, "number of files to cut the model into")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--step", step, "of the checkpoint to make")->check(CLI::NonNegativeNumber);
-  CLI11_PARSE(app, argc, argv);
+  auto* number_of_files =
+      app.add_option("--files", files, "number of files to cut the model into (1 to 10000)")
+          ->check(cli::whole_number(1, 10000));
+  auto* its_step =
+      app.add_option("--step", step, "of the checkpoint to make")->check(cli::whole_number(0));
+  if (const auto code = cli::parse(app, kProgram, argc, argv)) return *code;
   try {
-    if (fs::is_directory(source)) {
-      sherd::dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
+    for (std::string* path : {&source, &destination, &optimizer}) *path = cli::from_user(*path);
+    cli::need_input("source", source);
+    if (std::filesystem::is_directory(source)) {
+      if (its_step->count() > 0) fail("--step is of a checkpoint that is made: this one is read");
+      cli::need_output_file("destination", destination);
+      cli::need_output_file("--optimizer", optimizer);
+      cli::need_different({}, {{"destination", destination}, {"--optimizer", optimizer}});
+      dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
       std::printf("wrote %s\n", destination.c_str());
     } else {
-      const std::string made = sherd::dist::to_sharded(source, optimizer, destination, step);
+      if (number_of_files->count() > 0)
+        fail("--files is of .safetensors files that are written: a checkpoint's folder is made");
+      cli::need_input("--optimizer", optimizer);
+      cli::need_folder("destination", destination);
+      const std::string made = dist::to_sharded(source, optimizer, destination, step);
       std::printf("wrote %s\n", made.c_str());
     }
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "convert_checkpoint: %s\n", e.what());
-    return 1;
+    return cli::refuse(kProgram, e.what());
   }
+  return cli::finish(kProgram, 0);
 }

@@ -7,7 +7,6 @@
 // What ranks find in their environment, and how a job ends, is in distributed/launcher/launcher.h.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -19,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/command_line.h"
 #include "core/error.h"
 #include "distributed/launcher/launcher.h"
 
@@ -27,6 +27,7 @@ namespace {
 using sherd::dist::LaunchOptions;
 
 constexpr int kUsageError = 2;
+constexpr int kMaxNodes = 1 << 20, kMaxSeconds = 10'000'000;
 constexpr int kDefaultPort = 29500, kDefaultRdzvPort = 29400;  // torchrun's
 
 constexpr const char* kAbout =
@@ -87,21 +88,25 @@ CLI::Option* add_flag(CLI::App& app, const std::string& name, T& value, const st
 
 // `bazel run` starts programs in a folder of its own; the user's paths are from where the user is.
 void enter_users_folder() {
-  if (std::filesystem::current_path().string().find(".runfiles") == std::string::npos) return;
+  std::error_code error;  // of a folder that is gone, nothing is found
+  const std::string here = std::filesystem::current_path(error).string();
+  if (here.find(".runfiles") == std::string::npos) return;
   for (const char* name : {"SHERD_WORKING_DIRECTORY", "BUILD_WORKING_DIRECTORY"}) {
     if (const char* folder = std::getenv(name)) {
-      std::error_code error;
       std::filesystem::current_path(folder, error);
       return;
     }
   }
 }
 
-int whole_number(const std::string& flag, std::string_view text, int least) {
+int whole_number(const std::string& flag, std::string_view text, int least, int most) {
   int n = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   if (error != std::errc() || end != text.data() + text.size() || n < least) {
     refuse(sherd::concat(flag, ": '", text, "' should be a whole number from ", least));
+  }
+  if (n > most) {
+    refuse(sherd::concat(flag, ": ", text, " is too large: at most ", most));
   }
   return n;
 }
@@ -114,10 +119,11 @@ std::chrono::milliseconds milliseconds(double seconds) {
 void set_nodes(const std::string& text, LaunchOptions& options) {
   const std::string flag = "--nnodes=" + text;
   const size_t colon = text.find(':');
-  options.nnodes = whole_number(
-      flag, std::string_view(text).substr(colon == std::string::npos ? 0 : colon + 1), 1);
+  options.nnodes =
+      whole_number(flag, std::string_view(text).substr(colon == std::string::npos ? 0 : colon + 1),
+                   1, kMaxNodes);
   if (colon == std::string::npos) return;
-  options.min_nodes = whole_number(flag, std::string_view(text).substr(0, colon), 1);
+  options.min_nodes = whole_number(flag, std::string_view(text).substr(0, colon), 1, kMaxNodes);
   if (options.min_nodes > options.nnodes) {
     refuse(flag + ": the least number of nodes should come first, as in 2:4");
   }
@@ -129,8 +135,9 @@ void set_endpoint(const std::string& text, int default_port, LaunchOptions& opti
   const size_t colon = text.rfind(':');
   const bool has_port = colon != std::string::npos && text.find(']', colon) == std::string::npos;
   options.master_addr = has_port ? text.substr(0, colon) : text;
-  options.master_port =
-      has_port ? whole_number(flag, std::string_view(text).substr(colon + 1), 0) : default_port;
+  options.master_port = has_port
+                            ? whole_number(flag, std::string_view(text).substr(colon + 1), 0, 65535)
+                            : default_port;
   if (options.master_addr.starts_with('[') && options.master_addr.ends_with(']')) {
     options.master_addr = options.master_addr.substr(1, options.master_addr.size() - 2);
   }
@@ -144,8 +151,8 @@ void set_conf(const std::string& text, LaunchOptions& options) {
   for (std::string field; std::getline(fields, field, ',');) {
     const size_t equals = std::min(field.find('='), field.size());
     const std::string name = field.substr(0, equals), flag = "--rdzv_conf, " + name;
-    const int n =
-        whole_number(flag, std::string_view(field).substr(std::min(equals + 1, field.size())), 0);
+    const int n = whole_number(
+        flag, std::string_view(field).substr(std::min(equals + 1, field.size())), 0, kMaxSeconds);
     if (name == "join_timeout" || name == "timeout") {
       options.start_timeout = std::chrono::seconds(n);
     } else if (name == "last_call_timeout") {
@@ -160,7 +167,8 @@ void set_conf(const std::string& text, LaunchOptions& options) {
                            "keep_alive_max_attempt"));
     }
   }
-  options.lost_after = std::chrono::seconds(std::max(1, interval * attempts));
+  options.lost_after =
+      std::chrono::seconds(std::clamp<int64_t>(int64_t(interval) * attempts, 1, kMaxSeconds));
 }
 
 sherd::dist::StreamChoice to_streams(const std::string& flag, const std::string& text) {
@@ -271,13 +279,13 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
   add_flag(app, "nnodes", flags.nnodes, "N or MIN:MAX", "nodes (default 1)");
   add_flag(app, "node_rank", flags.node_rank, "N", "this node's number, from 0 (static; default 0)")
-      ->check(CLI::Range(0, 1 << 20));
+      ->check(sherd::cli::whole_number(0, kMaxNodes));
   add_flag(app, "master_addr", flags.master_addr, "HOST",
            "address of node 0 (default on one node: 127.0.0.1)");
   add_flag(app, "master_port", flags.master_port, "PORT",
            "of the store on node 0 (default on one node: a free one; on several: 29500, or 29400 "
            "with c10d)")
-      ->check(CLI::Range(0, 65535));
+      ->check(sherd::cli::whole_number(0, 65535));
   add_flag(app, "rdzv_backend", flags.rdzv_backend, "NAME",
            "static: nodes have numbers, node_rank (default); c10d: they get them as they come, and "
            "may be MIN to MAX")
@@ -290,13 +298,13 @@ int main(int argc, char** argv) {
            "keep_alive_interval (5) times keep_alive_max_attempt (3): a node silent for so long is "
            "gone");
   add_flag(app, "start_timeout", flags.start_timeout, "SECONDS", "for all nodes to come (600)")
-      ->check(CLI::Range(0.001, 1e7));
+      ->check(sherd::cli::number(0.001, kMaxSeconds));
   add_flag(app, "max_restarts", flags.max_restarts, "N",
            "so often all ranks are started again after a failure (default 0)")
-      ->check(CLI::Range(0, 1 << 20));
+      ->check(sherd::cli::whole_number(0, 1 << 20));
   add_flag(app, "monitor_interval", flags.monitor_interval, "SECONDS",
            "how often nodes tell each other how they are (0.1)")
-      ->check(CLI::Range(0.001, 1e4));
+      ->check(sherd::cli::number(0.001, 1e4));
   add_flag(app, "local_addr", flags.local_addr, "NAME", "what this node is called in messages");
   add_flag(app, "role", flags.role, "NAME", "ROLE_NAME for the ranks (default)");
   add_flag(app, "log_dir", flags.log_dir, "FOLDER",
@@ -312,10 +320,10 @@ int main(int argc, char** argv) {
   app.add_flag("--no_python,--no-python", flags.no_python, "taken for torchrun's sake, as always")
       ->option_text(" ");
   try {
-    app.parse(argc, argv);
+    sherd::cli::parse(app, argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
-    return 0;
+    return sherd::cli::finish("sherdrun", 0);
   } catch (const CLI::ParseError& error) {
     refuse(sherd::concat(error.what(), "; flags are ", known_flags(app)));
   }
@@ -336,7 +344,9 @@ int main(int argc, char** argv) {
   }
   try {
     return sherd::dist::launch(options, command);
-  } catch (const sherd::Error& error) {
+  } catch (const sherd::dist::BadLaunchOptions& error) {
+    refuse(error.what());
+  } catch (const std::exception& error) {
     std::fprintf(stderr, "sherdrun: %s\n", error.what());
     return 1;
   }

@@ -85,7 +85,19 @@ void add_file(const std::string& path, const std::string& prefix, LocalState& s,
       s.pieces.push_back({prefix + t.name, t.shape, 0, t.shape.numel(), file.read(t.name)});
 }
 
+// Else the one given for the other would only be noticed when the checkpoint is loaded.
+void check_kind(const std::string& path, bool of_optimizer) {
+  const SafetensorsReader file(path);
+  for (auto& t : file.tensors())
+    if (of_optimizer ? !t.name.starts_with("state.") && !t.name.starts_with("param_groups.")
+                     : t.name.starts_with("param_groups."))
+      fail("[to_sharded] ", path,
+           of_optimizer ? " is no optimizer's file" : " is an optimizer's file", ": it holds '",
+           t.name, "'");
+}
+
 void add_model(const std::string& path, LocalState& s) {
+  if (!path.ends_with(".index.json")) check_kind(path, false);
   if (!path.ends_with(".index.json")) return add_file(path, "model.", s);
   std::map<std::string, std::string> map;
   try {
@@ -113,6 +125,11 @@ void to_full(const std::string& checkpoint, const std::string& model,
     if (!path.empty() && !path.ends_with(".safetensors"))
       fail("[to_full] ", path, " should end with .safetensors");
   if (options.files < 1) fail("[to_full] files must be at least 1, got ", options.files);
+  bool is_one_file = options.optimizer == model;
+  for (int i = 1; options.files > 1 && i <= options.files; ++i)
+    is_one_file |= options.optimizer == numbered(model, i, options.files);
+  if (is_one_file)
+    fail("[to_full] model and optimizer would be written to the same file ", options.optimizer);
   const Checkpoint sizes = open_checkpoint(checkpoint, Verify::kSizes);
   ShardReader reader(sizes.files.contains(kShardIndex) ? sizes : open_checkpoint(checkpoint));
   auto weights = entries_of(reader.index(), "model.");
@@ -132,7 +149,10 @@ std::string to_sharded(const std::string& model, const std::string& optimizer,
                        const std::string& folder, int64_t step) {
   LocalState s;
   add_model(model, s);
-  if (!optimizer.empty()) add_file(optimizer, "optimizer.", s);
+  if (!optimizer.empty()) {
+    check_kind(optimizer, true);
+    add_file(optimizer, "optimizer.", s);
+  }
   s.common = {{"step", step}, {"user", nullptr}};
   s.own = json::object();
   return save_shards(nullptr, folder, step, s);

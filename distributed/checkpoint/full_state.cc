@@ -109,6 +109,13 @@ void load_weights(const std::string& path, ModelState& model) {
     for (auto& p : model.parts()) expected.push_back({p.name, p.full_shape});
     for (auto& [name, t] : model.buffers()) expected.push_back({name, t.sizes()});
     nn::check_state("load " + path, expected, stored_shapes(*file), true);
+    const auto check_kind = [&](const std::string& name, DType dtype) {
+      const DType from = file->info(name).dtype;
+      if (is_float(dtype) != is_float(from))
+        fail("[load ", path, "] ", name, " is ", from, " in the file, ", dtype, " in the model");
+    };
+    for (auto& p : model.parts()) check_kind(p.name, p.parameter.dtype());
+    for (auto& [name, t] : model.buffers()) check_kind(name, t.dtype());
   });
   all_or_none(model.group(), [&] {
     for (auto& p : model.parts()) read_part(*file, p.name, p.begin, p.end, p.parameter);

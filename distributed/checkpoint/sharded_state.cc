@@ -157,8 +157,10 @@ nn::LoadResult load_state(ShardReader& reader, const ModelState& model, optim::O
     });
     std::erase_if(weights, [&](const Target& t) { return !index.tensors.contains(t.name); });
     for (const Target& t : weights)
-      if (const DType from = index.tensor(t.name).dtype;
-          !options.allow_narrowing && is_narrower(t.dtype, from))
+      if (const DType from = index.tensor(t.name).dtype; is_float(t.dtype) && !is_float(from))
+        problems.add(concat("[load ", reader.path(), "] ", t.name.substr(kModel.size()), " is ",
+                            from, " in the file, ", t.dtype, " in the model"));
+      else if (!options.allow_narrowing && is_narrower(t.dtype, from))
         problems.add(concat("[load ", reader.path(), "] ", t.name.substr(kModel.size()),
                             ": dtype mismatch: ", from, " in the file, ", t.dtype,
                             " in the model, which is narrower"));

@@ -24,13 +24,20 @@ std::string seconds_text(Coordinator::TimePoint::duration d) {
 
 }  // namespace
 
+std::string nnodes_text(int min_nodes, int max_nodes) {
+  return min_nodes == max_nodes ? std::to_string(max_nodes) : concat(min_nodes, ":", max_nodes);
+}
+
 Coordinator::Coordinator(const Options& options, TimePoint now)
     : options_(options), forming_since_(now), decided_at_(now) {}
 
 void Coordinator::hear(int number, const NodeState& state, TimePoint now) {
   auto [it, is_new] = members_.try_emplace(number, Member{state, now, now});
   Member& member = it->second;
-  if (is_new) return;
+  if (is_new) {
+    refuse_other_nnodes(number);
+    return;
+  }
   if (member.is_lost) {  // who was given up may come back, as another member
     if (state.beat != member.state.beat && !std::exchange(member.is_refused, true))
       decision_.refused.emplace_back(number, concat("node 0 had not heard of this node for ",
@@ -63,15 +70,32 @@ const Decision& Coordinator::decide(TimePoint now) {
 // of the older will tell.
 void Coordinator::refuse_doubles(TimePoint now) {
   for (auto& [number, member] : members_) {
-    if (!member.is_there() || now - member.came <= 2 * options_.lost_after) continue;
+    if (!member.is_there()) continue;
     for (const auto& [older, other] : members_) {
       if (older >= number || !other.is_there() || other.state.node_rank != member.state.node_rank)
         continue;
+      const bool is_alive = other.seen - member.came > options_.silent_after;
+      if (!is_alive && now - member.came <= 2 * options_.lost_after) continue;
       member.is_refused = true;
       decision_.refused.emplace_back(number, concat("--node_rank=", member.state.node_rank,
                                                     " is taken by ", other.state.host));
       break;
     }
+  }
+}
+
+// Before anything runs it is not known which of the two is wrong: nobody goes on.
+void Coordinator::refuse_other_nnodes(int number) {
+  Member& member = members_.at(number);
+  const std::string ours = nnodes_text(options_.min_nodes, options_.max_nodes);
+  if (member.state.nnodes.empty() || member.state.nnodes == ours) return;
+  const std::string text = concat(name(number), " was started with --nnodes=", member.state.nnodes,
+                                  ", node 0 with --nnodes=", ours, ": all nodes need the same");
+  if (decision_.kind == Kind::kForming && decision_.round == 1) {
+    stop(text, 2);
+  } else {
+    member.is_refused = true;
+    decision_.refused.emplace_back(number, text);
   }
 }
 

@@ -25,6 +25,8 @@
 
 namespace sherd::dist {
 
+std::string nnodes_text(int min_nodes, int max_nodes);  // "2" or "2:4"
+
 class Coordinator {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -66,6 +68,7 @@ class Coordinator {
   void watch(TimePoint now);
   void end_round(TimePoint now);
   void refuse_doubles(TimePoint now);
+  void refuse_other_nnodes(int number);
   std::vector<int> waiting(TimePoint now) const;
   std::string name(int member) const;
   std::string who_came(TimePoint now) const;

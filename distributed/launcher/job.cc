@@ -114,7 +114,14 @@ void Job::start(RankSpec spec) {
   ranks_.push_back(std::move(rank));
 }
 
+bool Job::is_interrupted() {
+  for (int signal = signals_.take(); signal != 0; signal = signals_.take())
+    if (signal != SIGCHLD && signal != SIGTSTP) interrupt(signal);
+  return interrupted_by_ != 0;
+}
+
 void Job::run() {
+  take_signals();  // is_interrupted() may have taken SIGCHLD
   while (!is_gone()) step();
   for (Rank& rank : ranks_) {
     finish_streams(rank);
@@ -193,6 +200,9 @@ void Job::read_stream(Rank& rank, Stream& stream, size_t most) {
     if (stream.log >= 0 && !write_all(stream.log, bytes)) {
       // A full disk does not end the job.
       close(std::exchange(stream.log, -1));
+      if (!std::exchange(has_lost_log_, true))
+        say(concat("sherdrun: warning: the log of rank ", rank.rank,
+                   " cannot be written any more: ", strerror(errno)));
     }
     if (rank.is_raw && stream.to == 2) {
       output_.put(2, bytes);

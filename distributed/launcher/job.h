@@ -42,6 +42,8 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   void start(RankSpec spec);
+  // Between starts: a signal to end has come, those that were started are being ended.
+  bool is_interrupted();
   void run();  // after all were started, until nothing of them is left
 
   const std::vector<RankEnd>& ends() const {
@@ -123,6 +125,7 @@ class Job {
   std::vector<Rank> ranks_;  // by local rank
   OutputQueue output_;
   bool redraws_ = false;       // rank 0 may have left half a line on the terminal
+  bool has_lost_log_ = false;  // which was said
   bool is_half_line_ = false;  // what was passed on to stderr as it came does not end a line
 
   Phase phase_ = Phase::kRunning;

@@ -41,8 +41,15 @@ std::string backend_of(const LaunchOptions& o) {
 }
 
 void check(const LaunchOptions& o) {
-  if (o.nproc_per_node < 1) {
-    fail("[launch] nproc_per_node must be at least 1, got ", o.nproc_per_node);
+  if (o.nproc_per_node < 1 || o.nproc_per_node > kMaxRanksPerNode) {
+    fail("[launch] nproc_per_node must be in 1 ... ", kMaxRanksPerNode, ", got ", o.nproc_per_node);
+  }
+  for (const auto& [flag, choice] : {std::pair("redirects", &o.redirects), {"tee", &o.tee}}) {
+    for (const auto& [local_rank, streams] : choice->by_local_rank) {
+      if (local_rank < o.nproc_per_node) continue;
+      throw BadLaunchOptions(concat("[launch] ", flag, " names local rank ", local_rank,
+                                    ", and there are ", o.nproc_per_node, " on this node"));
+    }
   }
   if (o.nnodes < 1) fail("[launch] nnodes must be at least 1, got ", o.nnodes);
   if (o.min_nodes < 0 || o.min_nodes > o.nnodes) {
@@ -222,7 +229,13 @@ class Launcher {
         }
         if (const int signal = wait_for_news(nodes, decision)) return leave(nodes, signal);
       }
-      if (decision.is_last()) return conclude(decision, true);
+      if (decision.is_last()) {
+        const bool is_double = decision.kind == Decision::Kind::kSuccess && last == 0 &&
+                               options_.rdzv_backend == RdzvBackend::kStatic;
+        if (!is_double) return conclude(decision, true);
+        return complain(concat("the job has ended without this node: another one had --node_rank=",
+                               options_.node_rank));
+      }
       last = decision.round;
       nodes.say_running(last);
       Round round = round_of(nodes, decision);
@@ -256,6 +269,7 @@ class Launcher {
   void run(Job& job, Round& round, const MpiWorld* mpi = nullptr) {
     static const std::vector<std::string> none;
     for (int local_rank = 0; local_rank < options_.nproc_per_node; ++local_rank) {
+      if (job.is_interrupted()) break;
       // Were it open here or in another rank, peers could still connect after rank 0 is gone.
       const Fd fd = std::move(round.store.fd);
       RankSpec spec{.rank = round.first_rank + local_rank,
@@ -406,6 +420,9 @@ int parse_nproc_per_node(std::string_view text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   if (error != std::errc() || end != text.data() + text.size() || n < 1) {
     fail("nproc_per_node must be a number from 1, auto, cpu or gpu; got '", text, "'");
+  }
+  if (n > kMaxRanksPerNode) {
+    fail("nproc_per_node=", n, " is too many: one node has at most ", kMaxRanksPerNode, " ranks");
   }
   return n;
 }

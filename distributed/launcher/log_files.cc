@@ -18,13 +18,16 @@ LogFiles::LogFiles(const LaunchOptions& o) : redirects_(o.redirects), tee_(o.tee
   if (!o.log_dir.empty()) {
     std::error_code error;
     std::filesystem::create_directories(o.log_dir, error);
-    if (!std::filesystem::is_directory(o.log_dir))
-      fail("[launch] log_dir ", o.log_dir, " is no folder, and cannot be made: ",
-           error ? error.message() : "there is a file of this name");
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(o.log_dir, ignored))
+      throw BadLaunchOptions(concat("[launch] log_dir ", o.log_dir,
+                                    " is no folder, and cannot be made: ",
+                                    error ? error.message() : "there is a file of this name"));
     pattern = concat(o.log_dir, "/", o.run_id, "_XXXXXX");
   }
   if (!mkdtemp(pattern.data()))
-    fail("[launch] cannot make a folder in ", o.log_dir, ": ", strerror(errno));
+    throw BadLaunchOptions(
+        concat("[launch] cannot make a folder in log_dir ", o.log_dir, ": ", strerror(errno)));
   folder_ = pattern;
 }
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "core/error.h"
@@ -20,7 +21,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFarewell(
     5000);  // node 0 waits so long for the others to read the last word
-constexpr milliseconds kSomeoneElses(10'000);  // a store without our job's decisions
+constexpr milliseconds kSomeoneElses(10'000);         // a store without our job's decisions
+constexpr const char* kRunIdKey = "sherdrun/run_id";  // node 0's
+constexpr milliseconds kPatience(5000);               // before it is said what is waited for
 constexpr milliseconds kAttempt(1000);  // of a connection, between looks at whether we are to end
 
 Coordinator::Options coordinator_options(const LaunchOptions& o) {
@@ -62,6 +65,7 @@ Membership::Membership(const LaunchOptions& options)
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   state_.host = options.local_addr.empty() ? host_name() : options.local_addr;
   state_.nproc = options.nproc_per_node;
+  state_.nnodes = nnodes_text(coordinator_options(options).min_nodes, options.nnodes);
   state_.node_rank = options.rdzv_backend == RdzvBackend::kStatic ? options.node_rank : -1;
   thread_ = std::thread([this] { run(); });
 }
@@ -129,7 +133,8 @@ void Membership::publish(const Decision& decision) {
 
 // Null: we are to end.
 std::unique_ptr<TcpStore> Membership::join() {
-  const auto deadline = Clock::now() + options_.start_timeout;
+  const auto start = Clock::now(), deadline = start + options_.start_timeout;
+  bool has_told = false;
   for (;;) {
     try {
       return std::make_unique<TcpStore>(
@@ -140,7 +145,12 @@ std::unique_ptr<TcpStore> Membership::join() {
                           .timeout = kAttempt,
                           .token = token_from_environment(),
                           .answer_time = options_.lost_after});
-    } catch (const StoreUnreachable&) {
+    } catch (const StoreUnreachable& e) {
+      if (!has_told && Clock::now() - start > kPatience) {
+        has_told = true;
+        std::fprintf(stderr, "sherdrun: waiting for node 0 at %s:%d (%s)\n",
+                     options_.master_addr.c_str(), options_.master_port, e.what());
+      }
       if (Clock::now() >= deadline)
         fail("[launch] waited ", std::chrono::round<milliseconds>(options_.start_timeout).count(),
              " ms for node 0 at ", options_.master_addr, ":", options_.master_port,
@@ -162,6 +172,7 @@ void Membership::run() {
     store = join();
     if (!store) return;
     const int number = leads_ ? 1 : 1 + int(store->add(options_.run_id + "/others", 1));
+    if (leads_) store->set(kRunIdKey, options_.run_id);
     if (leads_) coordinator_.emplace(coordinator_options(options_), Clock::now());
     key = concat(options_.run_id, "/node/", number);
     std::lock_guard lock(mutex_);
@@ -237,7 +248,13 @@ void Membership::lead(TcpStore& store) {
 void Membership::follow(TcpStore& store) {
   const std::string key = options_.run_id + "/decision";
   if (!store.check({key})) {
-    if (Clock::now() - joined_ > std::min<milliseconds>(options_.start_timeout, kSomeoneElses))
+    if (store.check({kRunIdKey}) && store.get(kRunIdKey) != options_.run_id)
+      publish({.kind = Decision::Kind::kStop,
+               .text = concat("[launch] node 0 at ", options_.master_addr, ":",
+                              options_.master_port, " has another --rdzv_id: '",
+                              store.get(kRunIdKey), "', and this node '", options_.run_id, "'"),
+               .exit_code = 1});
+    else if (Clock::now() - joined_ > std::min<milliseconds>(options_.start_timeout, kSomeoneElses))
       publish({.kind = Decision::Kind::kStop,
                .text = concat("[launch] at ", options_.master_addr, ":", options_.master_port,
                               " nobody leads a job of the name '", options_.run_id,

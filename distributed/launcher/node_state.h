@@ -18,7 +18,8 @@ struct NodeState {
   };
   std::string host;
   int nproc = 1;
-  int node_rank = -1;  // as asked for; -1: any
+  int node_rank = -1;       // as asked for; -1: any
+  std::string nnodes = {};  // as asked for, "2" or "2:4"; empty: not known
   Phase phase = Phase::kWaiting;
   int round = 1;
   std::vector<RankEnd> ends = {};

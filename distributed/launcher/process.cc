@@ -2,11 +2,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -32,9 +34,22 @@ void become(const ProcessSpec& spec, pid_t parent, char* const* argv, char* cons
     if (from[to] != to && dup2(from[to], to) < 0) return;
   }
   if (spec.inherited >= 0) fcntl(spec.inherited, F_SETFD, 0);
-  signal(SIGPIPE, SIG_DFL);
+  for (int s : {SIGPIPE, SIGXFSZ}) signal(s, SIG_DFL);
   sigprocmask(SIG_SETMASK, &spec.signal_mask, nullptr);
   execve(spec.path.c_str(), argv, environment);
+}
+
+// Of an existing file, what is not there is the program that its first line names.
+std::string why_not_executed(const std::string& path, int error) {
+  if (error == ENOEXEC)
+    return "it is neither a program for this machine nor a script with a #! line";
+  std::string line;
+  std::ifstream file(path);
+  if (error != ENOENT || !std::getline(file, line) || !line.starts_with("#!"))
+    return strerror(error);
+  const size_t begin = std::min(line.find_first_not_of(" \t", 2), line.size());
+  const std::string program = line.substr(begin, line.find_first_of(" \t\r", begin) - begin);
+  return concat("its first line asks for ", program, ", which is not there");
 }
 
 }  // namespace
@@ -64,9 +79,7 @@ pid_t start_process(const ProcessSpec& spec) {
   if (pid < 0) fail("[launch] cannot start a process: ", strerror(fork_error));
   if (n > 0) {
     waitpid(pid, nullptr, 0);
-    fail("[launch] cannot execute ", spec.path, ": ",
-         error == ENOEXEC ? "it is neither a program for this machine nor a script with a #! line"
-                          : strerror(error));
+    fail("[launch] cannot execute ", spec.path, ": ", why_not_executed(spec.path, error));
   }
   return pid;
 }

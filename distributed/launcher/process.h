@@ -18,7 +18,8 @@ struct ProcessSpec {
   int death_signal = SIGKILL;            // to the child, when this thread ends
 };
 
-// The leader of a new process group, which is told when this thread ends. SIGPIPE is at its default in it.
+// The leader of a new process group, which is told when this thread ends. SIGPIPE and SIGXFSZ are at
+// their defaults in it.
 // Throws Error if the program cannot be executed. Safe after fork: between fork and exec only
 // async-signal-safe functions run.
 pid_t start_process(const ProcessSpec& spec);

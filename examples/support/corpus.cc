@@ -31,6 +31,54 @@ bool all_token_files(const std::vector<std::string>& paths) {
          std::all_of(paths.begin(), paths.end(), [](auto& p) { return p.ends_with(".bin"); });
 }
 
+// What is wrong with data is said with the flag that gave them.
+template <class F>
+auto with_flag(const char* flag, const std::vector<std::string>& paths, F f) {
+  try {
+    return f();
+  } catch (const Error& e) {
+    if (paths.empty()) throw;
+    fail(flag, "=", paths[0], paths.size() > 1 ? concat(" and ", paths.size() - 1, " more") : "",
+         ": ", e.what());
+  }
+}
+
+// Files of folders that are no text are passed over, and that is said.
+std::string passed_over(const std::vector<std::string>& paths) {
+  constexpr int kNamed = 5;
+  std::string names;
+  int count = 0;
+  for (auto& path : paths) {
+    if (!fs::is_directory(path)) continue;
+    const std::vector<std::string> taken = data::text_files(path);
+    for (fs::recursive_directory_iterator it(path), end; it != end; ++it) {
+      const std::string name = it->path().string();
+      const bool hidden = it->path().filename().string().starts_with('.');
+      if (hidden && it->is_directory()) it.disable_recursion_pending();
+      if (hidden || !it->is_regular_file() || std::binary_search(taken.begin(), taken.end(), name))
+        continue;
+      if (++count <= kNamed)
+        names += (names.empty() ? "" : ", ") + fs::relative(name, path).string();
+    }
+  }
+  if (count > kNamed) names += concat(" and ", count - kNamed, " more");
+  return names.empty() ? "" : concat("; passed over as no text: ", names);
+}
+
+std::string text_of(const std::vector<std::string>& paths) {
+  for (auto& path : paths) {
+    if (!fs::is_directory(path)) continue;
+    int files = 0, token_files = 0;
+    for (auto& entry : fs::directory_iterator(path)) {
+      ++files;
+      token_files += entry.path().extension() == ".bin";
+    }
+    if (files > 0 && files == token_files)
+      fail("the folder holds .bin files alone: to train on tokens, name the files");
+  }
+  return data::read_text(paths);
+}
+
 // Samples of one kind of source, and what is known of them.
 struct Source {
   std::shared_ptr<data::Dataset> samples;
@@ -91,12 +139,14 @@ Corpus load_corpus(const Options& o) {
   Corpus c;
   Source train, validation;
   if (all_token_files(o.data)) {
-    train = of_files(o, o.data);
+    train = with_flag("--data", o.data, [&] { return of_files(o, o.data); });
     c.description = concat(train.tokens, " tokens of ", o.data.size(), " file(s)");
   } else {
     for (auto& p : o.data)
       if (p.ends_with(".bin")) fail("--data mixes token files (", p, ") and text: give one kind");
-    const std::string text = o.data.empty() ? data::bible_text() : data::read_text(o.data);
+    const std::string text = o.data.empty()
+                                 ? data::bible_text()
+                                 : with_flag("--data", o.data, [&] { return text_of(o.data); });
     auto [trained, held_out] = data::hold_out(text);
     if (!o.val_data.empty()) trained = text, held_out = {};
     if (o.tokenizer == "bytes") {
@@ -108,20 +158,23 @@ Corpus load_corpus(const Options& o) {
           (fs::path(cache_folder()) / concat("tokenizer-", o.vocab_size, ".model")).string();
       c.tokenizer = data::BpeTokenizer::train_or_load(trained, {.vocab_size = o.vocab_size}, path);
     }
-    train = of_text(o, std::string(trained), *c.tokenizer);
-    if (!held_out.empty()) validation = of_text(o, std::string(held_out), *c.tokenizer);
+    with_flag("--data", o.data, [&] {
+      train = of_text(o, std::string(trained), *c.tokenizer);
+      if (!held_out.empty()) validation = of_text(o, std::string(held_out), *c.tokenizer);
+    });
     c.description = concat(text.size() / 1'000'000.0 < 1 ? concat(text.size() / 1000, " kB")
                                                          : concat(text.size() / 1'000'000, " MB"),
                            " of text, ", train.tokens, " tokens (", c.tokenizer->name(), ", ",
-                           c.tokenizer->vocab_size(), " words)");
+                           c.tokenizer->vocab_size(), " words)", passed_over(o.data));
   }
   if (o.pack_documents)
     c.description += concat(", documents packed, ", int(100 * train.fill), "% of places used");
   if (!o.val_data.empty()) {
     if (all_token_files(o.val_data))
-      validation = of_files(o, o.val_data);
+      validation = with_flag("--val_data", o.val_data, [&] { return of_files(o, o.val_data); });
     else if (c.tokenizer)
-      validation = of_text(o, data::read_text(o.val_data), *c.tokenizer);
+      validation = with_flag("--val_data", o.val_data,
+                             [&] { return of_text(o, text_of(o.val_data), *c.tokenizer); });
     else
       fail("--val_data is text, but --data are token files: their tokenizer is not known");
   }

@@ -19,7 +19,7 @@ std::vector<uint16_t> generate(const std::function<Tensor(const Tensor&)>& logit
     const std::vector<int64_t> window(ids.end() - t, ids.end());
     const Tensor last =
         logits(tensor(window).view({1, t})).select(1, t - 1).to(kFloat64).contiguous();
-    const int64_t v = last.numel();
+    const int64_t v = o.vocab_size > 0 ? std::min(o.vocab_size, last.numel()) : last.numel();
     const double* x = last.data<double>();
     std::vector<int64_t> order(static_cast<size_t>(v));
     std::iota(order.begin(), order.end(), 0);

@@ -13,6 +13,7 @@ struct GenerateOptions {
   int64_t context = 128;     // tokens that the model sees at most
   double temperature = 0.8;  // 0: the likeliest token
   int64_t top_k = 40;        // 0: all
+  int64_t vocab_size = 0;    // tokens that exist, where the model has more; 0: all it has
   uint64_t seed = 0;
 };
 

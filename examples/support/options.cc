@@ -1,49 +1,72 @@
 #include "examples/support/options.h"
 
-#include <unistd.h>
-
-#include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <limits>
+
+#include "cli/command_line.h"
+#include "cli/paths.h"
+#include "core/error.h"
 
 namespace examples {
+
+using namespace sherd;
+using namespace sherd::cli;
+
 namespace {
 
-namespace fs = std::filesystem;
+// Limits that no machine reaches, and below which no product of two overflows.
+constexpr int64_t kMostWidth = 1 << 24, kMostLayers = 1 << 16, kMostBatch = 1 << 20;
+constexpr int kMostThreads = 1024;
+constexpr double kMostParameters = 1e13;
 
-// `bazel run` starts programs in a folder of its own and says where the user was.
-std::string from_user(const std::string& path) {
-  if (path.empty() || fs::path(path).is_absolute()) return path;
-  for (const char* variable : {"SHERD_WORKING_DIRECTORY", "BUILD_WORKING_DIRECTORY"})
-    if (const char* folder = std::getenv(variable))
-      return (fs::path(folder) / path).lexically_normal().string();
-  return fs::absolute(path).lexically_normal().string();
+void check_model(const Options& o) {
+  if (o.dim % o.heads != 0) fail("--dim=", o.dim, " must be a multiple of --heads=", o.heads);
+  const double block = 4.0 * double(o.dim) * double(o.dim) + 2.0 * double(o.dim) * double(o.ff_dim),
+               parameters = double(o.layers) * block + 2.0 * double(o.vocab_size) * double(o.dim);
+  if (parameters > kMostParameters) {
+    char text[160];
+    std::snprintf(text, sizeof text,
+                  "a model of %.1e parameters is too large: at most %.0e; make --dim, --ff_dim or "
+                  "--layers smaller",
+                  parameters, kMostParameters);
+    fail(text);
+  }
 }
 
-// A finite number, 0 <= x < end. (CLI11's own ranges let nan pass.)
-CLI::Validator below(double end = std::numeric_limits<double>::infinity()) {
-  const std::string wanted =
-      std::isinf(end) ? "a number from 0" : "from 0 to below " + CLI::detail::to_string(end);
-  return CLI::Validator(
-      [=](std::string& text) {
-        double x = 0;
-        const bool ok = CLI::detail::lexical_cast(text, x) && x >= 0 && x < end;
-        return ok ? std::string() : text + " is not " + wanted;
-      },
-      "", "");
+// Paths become absolute. Now, and not after hours of training: what is read is there, what will be
+// written can be.
+void check_paths(Options& o) {
+  std::vector<NamedPath> inputs;
+  for (auto [flag, list] : {std::pair{"--data", &o.data}, {"--val_data", &o.val_data}})
+    for (auto& p : *list) {
+      p = from_user(p);
+      inputs.push_back({flag, p});
+    }
+  for (auto* p : {&o.checkpoint_dir, &o.init_from, &o.save_weights, &o.log_jsonl})
+    *p = from_user(*p);
+  inputs.push_back({"--init_from", o.init_from});
+  for (auto& [flag, path] : inputs) need_input(flag, path);
+  need_log("--log_jsonl", o.log_jsonl);
+  need_output_file("--save_weights", o.save_weights);
+  if (o.save_interval > 0) need_folder("--checkpoint_dir", o.checkpoint_dir);
+  need_different(inputs, {{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}});
+  if (o.overwrite && !o.init_from.empty() && !o.checkpoint_dir.empty() &&
+      lies_in(o.init_from, o.checkpoint_dir))
+    fail("--overwrite would remove --init_from=", o.init_from,
+         ", which lies in --checkpoint_dir=", o.checkpoint_dir);
 }
 
-// Why a file cannot be written at that path; empty: it can.
-std::string why_not_writable(const std::string& path) {
-  const fs::path folder = fs::path(path).parent_path();
-  if (fs::is_directory(path)) return "it is a folder";
-  if (!fs::is_directory(folder)) return "there is no folder " + folder.string();
-  return access(folder.c_str(), W_OK) == 0 ? "" : std::strerror(errno);
+void check(Options& o) {
+  check_model(o);
+  if (o.min_lr > o.lr)
+    fail("--min_lr=", CLI::detail::to_string(o.min_lr),
+         " is above --lr=", CLI::detail::to_string(o.lr), ": the learning rate would rise");
+  if (o.async_save && o.checkpoint_format == "full")
+    fail("--async_save needs --checkpoint_format=sharded: a full one goes through rank 0");
+  if (o.shard_group_size > 0 && !o.strategy.starts_with("hybrid_shard"))
+    fail("--shard_group_size goes with --strategy=hybrid_shard or hybrid_shard_zero2");
+  if (o.resume && o.overwrite) fail("--resume and --overwrite exclude each other");
+  check_paths(o);
 }
 
 }  // namespace
@@ -72,11 +95,12 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   run->add_option("--nproc_per_node", o.nproc_per_node,
                   "ranks on this machine: a number, auto or cpu (default 2)")
       ->check([](const std::string& n) { return n.empty() ? "--nproc_per_node is empty" : ""; });
-  run->add_option("--threads", o.threads, "threads a rank")->check(CLI::PositiveNumber);
+  run->add_option("--threads", o.threads, "threads a rank")->check(whole_number(1, kMostThreads));
   run->add_option("--backend", o.backend,
                   "of collectives: auto, shm, gloo, or mpi, which starts the ranks under mpirun")
       ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
-  run->add_option("--seed", o.seed, "of weights, order and dropout")->check(CLI::NonNegativeNumber);
+  run->add_option("--seed", o.seed, "of weights, order and dropout")
+      ->check(whole_number(0, std::numeric_limits<int64_t>::max()));
   run->add_option("--strategy", o.strategy,
                   "full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, ddp, or "
                   "none (no wrapper: one rank)")
@@ -84,13 +108,13 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                              "no_shard", "ddp", "none"}));
   run->add_option("--shard_group_size", o.shard_group_size,
                   "ranks that share one copy under a hybrid strategy; 0: those of one node")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, 1 << 20));
   run->add_option("--backward_prefetch", o.backward_prefetch, "pre, post or none")
       ->check(CLI::IsMember({"pre", "post", "none"}));
   run->add_flag("--cpu_offload", o.cpu_offload, "parameters and optimizer on the host");
   run->add_option("--wrap_min_params", o.wrap_min_params,
                   "0: a unit a block; else the size-based policy")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   run->add_option("--precision", o.precision, "fp32, bf16, or fp16 with a scaled loss")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 
@@ -101,29 +125,33 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   auto* model = group("Model");
   model->add_option("--preset", o.preset, "laptop or seed")
       ->check(CLI::IsMember({"laptop", "seed"}));
-  model->add_option("--layers", o.layers)->check(CLI::NonNegativeNumber);
-  model->add_option("--dim", o.dim)->check(CLI::PositiveNumber);
-  model->add_option("--ff_dim", o.ff_dim)->check(CLI::PositiveNumber);
-  model->add_option("--heads", o.heads)->check(CLI::PositiveNumber);
-  model->add_option("--vocab_size", o.vocab_size)->check(CLI::Range(int64_t(1), int64_t(65536)));
-  model->add_option("--seq_len", o.seq_len)->check(CLI::PositiveNumber);
+  model->add_option("--layers", o.layers)->check(whole_number(0, kMostLayers));
+  model->add_option("--dim", o.dim)->check(whole_number(1, kMostWidth));
+  model->add_option("--ff_dim", o.ff_dim)->check(whole_number(1, kMostWidth));
+  model->add_option("--heads", o.heads)->check(whole_number(1, kMostWidth));
+  auto* vocab_size = model->add_option("--vocab_size", o.vocab_size, "256 with --tokenizer=bytes")
+                         ->check(whole_number(1, 65536));
+  model->add_option("--seq_len", o.seq_len)->check(whole_number(1, kMostWidth));
   model->add_flag("--causal", o.causal, "mask the future (default true)");
   model->add_flag("--activation_checkpointing", o.activation_checkpointing,
                   "compute blocks again in backward instead of keeping them");
 
   auto* training = group("Training");
   training->add_option("--batch_size", o.batch_size, "sequences a rank and micro-batch")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, kMostBatch));
   training->add_option("--accumulate", o.accumulate, "micro-batches a step")
-      ->check(CLI::PositiveNumber);
-  training->add_option("--steps", o.steps)->check(CLI::NonNegativeNumber);
-  training->add_option("--lr", o.lr)->check(below());
-  training->add_option("--min_lr", o.min_lr, "at the end of the cosine")->check(below());
-  training->add_option("--beta1", o.beta1)->check(below(1));
-  training->add_option("--beta2", o.beta2)->check(below(1));
-  training->add_option("--weight_decay", o.weight_decay)->check(below());
-  training->add_option("--max_norm", o.max_norm, "of gradients; 0: no clipping")->check(below());
-  training->add_option("--warmup_steps", o.warmup_steps)->check(CLI::NonNegativeNumber);
+      ->check(whole_number(1));
+  training->add_option("--steps", o.steps)->check(whole_number(0));
+  training->add_option("--lr", o.lr)->check(number());
+  auto* min_lr = training
+                     ->add_option("--min_lr", o.min_lr,
+                                  "at the end of the cosine; --lr, if that is below the default")
+                     ->check(number());
+  training->add_option("--beta1", o.beta1)->check(number(0, 1));
+  training->add_option("--beta2", o.beta2)->check(number(0, 1));
+  training->add_option("--weight_decay", o.weight_decay)->check(number());
+  training->add_option("--max_norm", o.max_norm, "of gradients; 0: no clipping")->check(number());
+  training->add_option("--warmup_steps", o.warmup_steps)->check(whole_number(0));
   training->add_option("--schedule", o.schedule, "cosine or constant")
       ->check(CLI::IsMember({"cosine", "constant"}));
 
@@ -137,22 +165,20 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                  "several documents a sequence, none of which sees another: lines of text, or what "
                  "ends with --end_id in token files");
   data->add_option("--end_id", o.end_id, "token that ends a document of a .bin file")
-      ->check(CLI::Range(int64_t(0), int64_t(65535)));
+      ->check(whole_number(0, 65535));
   data->add_flag("--shuffle", o.shuffle, "(default true)");
-  data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")
-      ->check(CLI::NonNegativeNumber);
+  data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")->check(whole_number(0));
 
   auto* sample = group("Sample");
   sample->add_option("--prompt", o.prompt);
-  sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")
-      ->check(CLI::NonNegativeNumber);
-  sample->add_option("--temperature", o.temperature, "0: the likeliest token")->check(below());
-  sample->add_option("--top_k", o.top_k, "0: all tokens")->check(CLI::NonNegativeNumber);
+  sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")->check(whole_number(0));
+  sample->add_option("--temperature", o.temperature, "0: the likeliest token")->check(number());
+  sample->add_option("--top_k", o.top_k, "0: all tokens")->check(whole_number(0));
 
   auto* files = group("Files");
   files->add_option("--checkpoint_dir", o.checkpoint_dir);
   files->add_option("--save_interval", o.save_interval, "steps; 0: nothing is saved")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   files
       ->add_option("--checkpoint_format", o.checkpoint_format,
                    "sharded: a file a rank; full: model.safetensors, written by rank 0")
@@ -166,60 +192,19 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                     "write the weights here at the end (.safetensors)");
   files->add_option("--log_jsonl", o.log_jsonl, "one JSON object a step");
 
-  // CLI11 takes the argument after "--prompt=" for its value; so it gets an empty one.
-  std::vector<std::string> reversed;
-  for (int i = argc - 1; i >= 1; --i) {
-    std::string a = argv[i];
-    if (a.starts_with("--") && a.ends_with('=')) {
-      reversed.push_back("");
-      a.pop_back();
-    }
-    reversed.push_back(a);
-  }
   try {
-    app.parse(reversed);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    exit_code = 0;
-    return std::nullopt;
-  } catch (const CLI::ParseError& e) {
-    std::string text = e.what();
-    for (char& c : text)
-      if (c == '\n') c = ' ';
-    std::fprintf(stderr, "big_model: %s (see --help)\n", text.c_str());
-    exit_code = 2;
+    if (const auto code = cli::parse(app, "big_model", argc, argv)) {
+      exit_code = *code;
+      return std::nullopt;
+    }
+    if (min_lr->count() == 0) o.min_lr = std::min(o.min_lr, o.lr);
+    if (o.tokenizer == "bytes" && vocab_size->count() == 0) o.vocab_size = 256;
+    check(o);
+    return o;
+  } catch (const std::exception& e) {
+    exit_code = refuse("big_model", e.what());
     return std::nullopt;
   }
-  auto refuse = [&](const std::string& text) {
-    std::fprintf(stderr, "big_model: %s (see --help)\n", text.c_str());
-    exit_code = 2;
-    return std::nullopt;
-  };
-  if (o.dim % o.heads != 0)
-    return refuse("--dim=" + std::to_string(o.dim) +
-                  " must be a multiple of --heads=" + std::to_string(o.heads));
-  if (o.async_save && o.checkpoint_format == "full")
-    return refuse("--async_save needs --checkpoint_format=sharded: a full one goes through rank 0");
-  if (o.shard_group_size > 0 && !o.strategy.starts_with("hybrid_shard"))
-    return refuse("--shard_group_size goes with --strategy=hybrid_shard or hybrid_shard_zero2");
-  if (o.resume && o.overwrite) return refuse("--resume and --overwrite exclude each other");
-  for (auto* list : {&o.data, &o.val_data})
-    for (auto& p : *list) {
-      p = from_user(p);
-      if (!fs::exists(p)) return refuse("there is no file or folder " + p);
-    }
-  for (auto* p : {&o.checkpoint_dir, &o.init_from, &o.save_weights, &o.log_jsonl})
-    *p = from_user(*p);
-  if (!o.init_from.empty() && !fs::exists(o.init_from))
-    return refuse("there is no file or folder " + o.init_from);
-  // Now, and not after hours of training.
-  for (auto& [flag, path] :
-       {std::pair{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}})
-    if (const std::string why = path.empty() ? "" : why_not_writable(path); !why.empty())
-      return refuse(std::string("cannot write ") + flag + "=" + path + ": " + why);
-  if (fs::exists(o.checkpoint_dir) && !fs::is_directory(o.checkpoint_dir))
-    return refuse("--checkpoint_dir=" + o.checkpoint_dir + " is not a folder");
-  return o;
 }
 
 }  // namespace examples

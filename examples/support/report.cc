@@ -1,11 +1,14 @@
 #include "examples/support/report.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "core/error.h"
+#include "examples/support/run_lock.h"
 
 namespace examples {
 namespace {
@@ -26,15 +29,20 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-Reporter::Reporter(bool active, const std::string& log_path, const nlohmann::json& config)
+Reporter::Reporter(bool active, const std::string& log_path)
     : active_(active),
       terminal_(isatty(1)),
+      log_path_(log_path),
       start_(Clock::now()),
       last_line_(start_ - std::chrono::hours(1)) {
   if (!active_ || log_path.empty()) return;
-  log_ = std::fopen(log_path.c_str(), "w");
+  // Emptied only when it is ours, and the run begins.
+  const int fd = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  log_ = fd < 0 ? nullptr : ::fdopen(fd, "w");
   if (!log_) sherd::fail("cannot write --log_jsonl=", log_path, ": ", std::strerror(errno));
-  write({{"config", config}});
+  struct stat info;
+  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode))
+    lock_for_process(fd, "--log_jsonl=" + log_path);
 }
 
 Reporter::~Reporter() {
@@ -42,11 +50,17 @@ Reporter::~Reporter() {
   if (log_) std::fclose(log_);
 }
 
+void Reporter::begin(const nlohmann::json& config) {
+  if (log_ && ::ftruncate(::fileno(log_), 0) != 0 && errno != EINVAL)  // EINVAL: a device
+    sherd::fail("cannot write --log_jsonl=", log_path_, ": ", std::strerror(errno));
+  write({{"config", config}});
+}
+
 void Reporter::write(const nlohmann::json& object) {
   if (!log_) return;
   const std::string line = object.dump() + "\n";
-  std::fwrite(line.data(), 1, line.size(), log_);
-  std::fflush(log_);
+  if (std::fwrite(line.data(), 1, line.size(), log_) != line.size() || std::fflush(log_) != 0)
+    sherd::fail("cannot write --log_jsonl=", log_path_, ": ", std::strerror(errno));
 }
 
 void Reporter::end_line() {

@@ -21,12 +21,14 @@ struct StepReport {
 // On rank 0; elsewhere everything does nothing.
 class Reporter {
  public:
-  // log_path empty: no file. Error if it cannot be written.
-  Reporter(bool active, const std::string& log_path, const nlohmann::json& config);
+  // log_path empty: no file. Error if it cannot be written, or another process writes it.
+  Reporter(bool active, const std::string& log_path);
   ~Reporter();
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
+  // The log's first line; what it held before is gone. Error, as for all lines, if the disk is full.
+  void begin(const nlohmann::json& config);
   void step(const StepReport& r);
   void validation(int64_t step, double loss, double bits_per_byte);  // bits_per_byte 0: not known
   void say(const std::string& line);                                 // a line of its own
@@ -36,6 +38,7 @@ class Reporter {
   void end_line();
 
   bool active_, terminal_;
+  std::string log_path_;
   std::FILE* log_ = nullptr;
   bool open_line_ = false;
   std::chrono::steady_clock::time_point start_, last_line_;

@@ -1,8 +1,11 @@
 #include "examples/support/run_state.h"
 
+#include <unistd.h>
+
 #include <ctime>
 #include <filesystem>
 
+#include "distributed/agree.h"
 #include "examples/support/corpus.h"
 
 namespace examples {
@@ -12,43 +15,47 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string in_one_line(const std::string& text) {
-  std::string line;
-  for (const char c : text) {
-    const bool space = c == ' ' || c == '\n';
-    if (!space || !line.ends_with(' ')) line += space ? ' ' : c;
-  }
-  return line;
+// Rank 0's: the ranks' clocks need not agree.
+std::string own_folder() {
+  char name[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(name, sizeof name, "%Y%m%d-%H%M%S", std::localtime(&now));
+  const std::string mine =
+      (fs::path(cache_folder()) / "runs" / concat("big_model-", name, "-", int64_t(::getpid())))
+          .string();
+  return dist::all_gather_text(dist::default_group(), mine)[0];
 }
 
 }  // namespace
 
-UsageError::UsageError(const std::string& text) : Error(in_one_line(text)) {}
+void all_or_usage_error(const std::function<void()>& f) {
+  try {
+    dist::all_or_none(dist::default_group(), f);
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+}
 
-bool open_checkpoints(Options& o) {
+RunFolder open_run_folder(Options& o) {
+  RunFolder folder;
   if (o.resume && o.checkpoint_dir.empty()) throw UsageError("--resume needs --checkpoint_dir");
-  if (o.checkpoint_dir.empty()) {
-    if (o.save_interval > 0) {
-      char name[32];
-      const std::time_t now = std::time(nullptr);
-      std::strftime(name, sizeof name, "%Y%m%d-%H%M%S", std::localtime(&now));
-      o.checkpoint_dir = (fs::path(cache_folder()) / "runs" / concat("big_model-", name)).string();
-    }
-    return false;
-  }
-  const bool any = !dist::checkpoint_steps(o.checkpoint_dir).empty();
-  dist::barrier();  // all have looked before anything is removed
-  if (!any) return false;
-  if (o.overwrite) {
+  if (o.checkpoint_dir.empty() && o.save_interval == 0) return folder;
+  if (o.checkpoint_dir.empty()) o.checkpoint_dir = own_folder();
+  all_or_usage_error([&] {
+    if (dist::rank() == 0 && (o.save_interval > 0 || o.overwrite))
+      folder.lock = std::make_unique<FolderLock>(o.checkpoint_dir);
+    folder.has_checkpoints = !dist::checkpoint_steps(o.checkpoint_dir).empty();
+    if (folder.has_checkpoints && !o.resume && !o.overwrite)
+      throw UsageError(
+          o.checkpoint_dir +
+          " holds checkpoints: go on from them with --resume, or start afresh with --overwrite");
+  });
+  if (!folder.has_checkpoints || !o.overwrite) return folder;
+  all_or_usage_error([&] {
     if (dist::rank() == 0) dist::remove_checkpoints(o.checkpoint_dir);
-    dist::barrier();
-    return false;
-  }
-  if (!o.resume)
-    throw UsageError(
-        o.checkpoint_dir +
-        " holds checkpoints: go on from them with --resume, or start afresh with --overwrite");
-  return true;
+  });
+  folder.has_checkpoints = false;
+  return folder;
 }
 
 dist::CheckpointerOptions checkpointer_options(const Options& o) {
@@ -63,6 +70,27 @@ std::optional<std::string> resume(dist::Checkpointer& checkpointer, dist::Traini
   } catch (const std::exception& e) {
     throw UsageError(e.what());
   }
+}
+
+std::string differences(const nlohmann::json& saved, const nlohmann::json& config) {
+  std::string text;
+  if (!saved.is_object()) return text;
+  const auto compare = [&](const char* key) {
+    if (!saved.contains(key) || !config.contains(key) || saved[key] == config[key]) return false;
+    text +=
+        concat(text.empty() ? "" : ", ", key, " ", saved[key].dump(), " -> ", config[key].dump());
+    return true;
+  };
+  for (const char* key : {"heads", "causal"})
+    if (compare(key))
+      throw UsageError(concat("the checkpoint is of --", key, "=", saved[key].dump(), ", not --",
+                              key, "=", config[key].dump(),
+                              ": with these weights the model would compute something else"));
+  for (const char* key :
+       {"seq_len", "batch_size", "accumulate", "lr", "min_lr", "schedule", "warmup_steps",
+        "weight_decay", "max_norm", "precision", "shuffle", "pack_documents", "seed"})
+    compare(key);
+  return text;
 }
 
 }  // namespace examples

@@ -1,23 +1,31 @@
 // A training run in files: what is needed to go on as if nothing had happened.
 #pragma once
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "distributed/checkpoint/checkpointer.h"
+#include "examples/support/main.h"
 #include "examples/support/options.h"
+#include "examples/support/run_lock.h"
 #include "sherd.h"
 
 namespace examples {
 
-// A mistake of the user's: one line (lists are joined), exit code 2.
-struct UsageError : sherd::Error {
-  explicit UsageError(const std::string& text);
+// Calls f. If it throws on any rank, UsageError on all. A collective.
+void all_or_usage_error(const std::function<void()>& f);
+
+// The folder of this run's checkpoints, which no other run writes to while this lives.
+struct RunFolder {
+  std::unique_ptr<FolderLock> lock;  // on rank 0, if anything is going to be written
+  bool has_checkpoints = false;      // to resume from
 };
 
 // Applies --checkpoint_dir, --resume and --overwrite: names a folder of the run's own where none
-// was given, refuses one that holds checkpoints of another run, empties it if told to. Whether
-// there is something to resume from. A collective. Throws UsageError.
-bool open_checkpoints(Options& options);
+// was given, refuses one that holds checkpoints of another run or that another run writes to,
+// empties it if told to. A collective. Throws UsageError.
+RunFolder open_run_folder(Options& options);
 
 // What --checkpoint_format says.
 sherd::dist::CheckpointerOptions checkpointer_options(const Options& options);
@@ -26,5 +34,10 @@ sherd::dist::CheckpointerOptions checkpointer_options(const Options& options);
 // not fit.
 std::optional<std::string> resume(sherd::dist::Checkpointer& checkpointer,
                                   sherd::dist::TrainingState& state);
+
+// What a run does otherwise than the one whose config a checkpoint holds: "seed 0 -> 1, ..."; empty:
+// nothing that matters. UsageError if the model would compute another function with the same
+// weights.
+std::string differences(const nlohmann::json& saved, const nlohmann::json& config);
 
 }  // namespace examples

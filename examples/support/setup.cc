@@ -15,7 +15,7 @@ Corpus load_on_every_rank(const Options& o) {
     if ((dist::rank() == 0) == (turn == 0)) {
       try {
         c = load_corpus(o);
-      } catch (const Error& e) {
+      } catch (const std::exception& e) {
         error = e.what();
       }
     }
@@ -110,7 +110,12 @@ nlohmann::json describe_run(const Options& o, const nn::Module& model, const Fsd
       {"accumulate", o.accumulate},
       {"steps", o.steps},
       {"lr", o.lr},
+      {"min_lr", o.min_lr},
+      {"warmup_steps", o.warmup_steps},
       {"schedule", o.schedule},
+      {"weight_decay", o.weight_decay},
+      {"max_norm", o.max_norm},
+      {"shuffle", o.shuffle},
       {"seed", o.seed},
       {"pack_documents", o.pack_documents},
       {"threads", num_threads()},

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -10,6 +11,8 @@
 #include <filesystem>
 #include <random>
 #include <thread>
+
+#include "core/threads.h"
 
 namespace sherd {
 namespace {
@@ -268,6 +271,28 @@ TEST_F(Safetensors, AFullDiskIsAnErrorAndLeavesTheEarlierFile) {
   EXPECT_EQ(files(), 1);
 }
 
+TEST_F(Safetensors, LinksAreFollowedAndPipesRefused) {
+  ASSERT_EQ(symlink("target", path("link").c_str()), 0);
+  for (int i = 0; i < 2; ++i) save_safetensors(path("link"), {{"a", zeros({3})}});
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_TRUE(load_safetensors(path("target")).contains("a"));
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  EXPECT_HAS(error_of(path("pipe")), "not a regular file");
+  EXPECT_THROW(read_file(path("pipe")), Error);
+  ASSERT_EQ(symlink("loop", path("loop").c_str()), 0);
+  for (const char* name : {"pipe", "loop"}) {
+    EXPECT_THROW(save_safetensors(path(name), {{"a", zeros({3})}}), Error);
+    EXPECT_FALSE(fs::is_regular_file(fs::symlink_status(path(name))));
+  }
+}
+
+TEST(Sizes, TooLargeAreErrors) {
+  EXPECT_THROW(empty({int64_t(1) << 40, int64_t(1) << 40}), Error);
+  EXPECT_THROW(empty({int64_t(1) << 61, 2}, kFloat64, kMeta), Error);
+  EXPECT_EQ(empty({0, int64_t(1) << 40, int64_t(1) << 40}).numel(), 0);
+  EXPECT_THROW(set_num_threads(1025), Error);
+}
+
 TEST_F(Safetensors, BrokenHeaders) {
   const std::string f32 = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
   EXPECT_EQ(error_of(put("{" + f32 + "}", 8)), "no error");
@@ -276,7 +301,7 @@ TEST_F(Safetensors, BrokenHeaders) {
   EXPECT_EQ(error_of(put(R"({"__metadata__":{"k":"v"}})", 0)), "no error");
 
   EXPECT_HAS(error_of(path("missing")), "No such file");
-  EXPECT_HAS(error_of(folder_), "not a file");
+  EXPECT_HAS(error_of(folder_), "not a regular file");
   EXPECT_HAS(error_of(put("")), "too few");
   EXPECT_HAS(error_of(put("1234567")), "too few");
   EXPECT_HAS(error_of(put(std::string(8, '\xff'))), "limit");

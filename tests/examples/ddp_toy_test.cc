@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 
 #include "core/safetensors.h"
 #include "tests/examples/start.h"
@@ -118,8 +119,11 @@ TEST(DdpToy, StartsUnderLaunchers) {
 }
 
 TEST(DdpToy, WrongFlagsAreOneLineAndExitCode2) {
-  for (const char* flag : {"--epoch=3", "--epochs=many", "--epochs=-1", "--batch_size=0",
-                           "--nproc_per_node=0", "--nproc_per_node=some", "surplus"}) {
+  for (const char* flag :
+       {"--epoch=3", "--epochs=many", "--epochs=-1", "--batch_size=0", "--nproc_per_node=0",
+        "--nproc_per_node=some", "surplus", "--batch_size=9223372036854775807",
+        "--dataset_size=9223372036854775807", "--epochs=99999999999999999999", "--lr=nan",
+        "--checkpoint_dir=/proc/x", "--nproc_per_node="}) {
     const Result r = run({kToy, flag});
     EXPECT_EQ(r.exit_code, 2) << flag;
     EXPECT_EQ(sherd::dist::lines_of(r.err).size(), 1u) << flag << "\n" << r.err;
@@ -136,13 +140,28 @@ TEST(DdpToy, WrongFlagsAreOneLineAndExitCode2) {
     EXPECT_EQ(sherd::dist::count(help.out, std::string(flag) + " "), 1) << flag << "\n" << help.out;
 }
 
-// The checkpoint's folder cannot be made: rank 0 says why, and nobody waits for it.
+TEST(DdpToy, AnEmptyValueTakesNoOtherWord) {
+  const Result r = run({kToy, "--checkpoint_dir=", "--epochs=none"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_NE(r.err.find("--epochs: none"), std::string::npos) << r.err;
+}
+
+// The checkpoint cannot be made: rank 0 says why, and nobody waits for it.
 TEST(DdpToy, AnErrorEndsAllRanks) {
+  const std::string folder = sherd::dist::new_folder();
+  std::ofstream(folder + "/step-000001") << "a file";
   const Result r =
-      run(start(Start::kItself, 2, kToy, {"--epochs=1", "--checkpoint_dir=/dev/null/x"}));
+      run(start(Start::kItself, 2, kToy, {"--epochs=1", "--checkpoint_dir=" + folder}));
   EXPECT_EQ(r.exit_code, 1);
-  EXPECT_NE(r.err.find("/dev/null"), std::string::npos) << r.err;
+  EXPECT_NE(r.err.find("step-000001"), std::string::npos) << r.err;
   EXPECT_LT(r.seconds, 20);
+}
+
+TEST(DdpToy, ALossThatIsNoNumberIsAnError) {
+  const Result r =
+      run(start(Start::kItself, 2, kToy, {"--epochs=50", "--save_interval=0", "--lr=1e30"}));
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_NE(r.err.find("try a smaller --lr"), std::string::npos) << r.err;
 }
 
 }  // namespace

@@ -2,10 +2,14 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -70,12 +74,36 @@ TEST_F(Mistakes, Flags) {
   expect_refused({"--beta2=1"}, {"--beta2", "1"});
   expect_refused({"--batch_size=0"}, {"--batch_size", "0"});
   expect_refused({"--heads=7"}, {"--heads", "7", "--dim"});
+  expect_refused({"--lr=1e-5", "--min_lr=1e-4"}, {"--min_lr=0.0001", "--lr=1e-05", "rise"});
+  for (const char* flag : {"--heads=", "--lr=", "--seed="})
+    expect_refused({flag}, {std::string(flag, strlen(flag) - 1) + ": an empty value"});
   expect_refused({"--resume", "--overwrite", "--checkpoint_dir=" + folder_},
                  {"--resume", "--overwrite"});
 }
 
+// No number is clamped, and no sizes lead to an overflow.
+TEST_F(Mistakes, NumbersOutOfRange) {
+  for (const char* flag :
+       {"layers", "dim", "ff_dim", "heads", "vocab_size", "seq_len", "batch_size", "accumulate",
+        "steps", "warmup_steps", "threads", "seed", "end_id", "wrap_min_params", "top_k",
+        "max_new_tokens", "eval_interval", "save_interval", "shard_group_size"})
+    for (const char* value : {"18446744073709551615", "99999999999999999999"}) {
+      const dist::Result r = big_model(small_run(1) + Flags{concat("--", flag, "=", value)});
+      EXPECT_EQ(r.exit_code, 2) << flag << r.err;
+      EXPECT_EQ(r.err, concat("big_model: --", flag, ": ", value, " is too large: at most ",
+                              r.err.substr(r.err.find("at most ") + 8)));
+    }
+  expect_refused({"--dim=4000000000"}, {"--dim", "16777216"});
+  expect_refused({"--threads=1000000"}, {"--threads", "1024"});
+  expect_refused({"--warmup_steps=9223372036854775807"}, {"--warmup_steps", "at most"});
+  expect_refused({"--dim=1000000", "--ff_dim=10000000", "--heads=1"}, {"parameters", "--ff_dim"});
+  expect_refused({"--steps=-1"}, {"--steps: -1 should be a whole number from 0"});
+  expect_refused({"--steps=x", "--steps=y"}, {"--steps: y should be"});
+  EXPECT_EQ(big_model(small_run(1) + Flags{"--steps=x", "--steps=1"}).exit_code, 0);
+}
+
 TEST_F(Mistakes, NumberOfRanks) {
-  for (const char* n : {"0", "-1", "two", "1.5", "", "4x"}) {
+  for (const char* n : {"0", "-1", "two", "1.5", "", "4x", "2000", "99999999999"}) {
     const dist::Result r = big_model(small_run(1) + Flags{concat("--nproc_per_node=", n)});
     EXPECT_EQ(r.exit_code, 2) << n << r.err;
     EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
@@ -101,6 +129,11 @@ TEST_F(Mistakes, Data) {
   expect_refused({data("some.txt", std::string(4000, 'x')), "--tokenizer=bytes"},
                  {"--vocab_size=101", "256"});
   expect_refused({data("a.txt", "text"), data("a.bin", whole)}, {"a.bin"});
+  expect_refused({data("short.txt", "x"), "--tokenizer=bytes", "--vocab_size=256"},
+                 {"--data=", "short.txt", "too few"});
+  fs::create_directory(folder_ + "/bins");
+  write_file(folder_ + "/bins/a.bin", whole);
+  expect_refused({"--data=" + folder_ + "/bins"}, {"bins", "name the files"});
   fs::create_directory(folder_ + "/nothing");
   expect_refused({"--data=" + folder_ + "/nothing"}, {"nothing"});
 }
@@ -120,13 +153,180 @@ TEST_F(Mistakes, Weights) {
                   "output_head.bias", "layers.2.layer_norm.weight"});
 }
 
-TEST_F(Mistakes, PlacesThatCannotBeWritten) {
-  for (const char* flag : {"--log_jsonl=", "--save_weights="}) {
-    expect_refused({flag + folder_ + "/no/such/folder"}, {flag + folder_ + "/no/such/folder"});
-    expect_refused({flag + folder_}, {flag + folder_});
+TEST_F(Mistakes, IntegersAreNoWeights) {
+  const std::string path = folder_ + "/integers.safetensors";
+  std::map<std::string, Tensor> weights =
+      load_safetensors(concat(kGoldens, "bigmodel_odd/init.safetensors"));
+  weights.at("output_head.weight") = to_raw(weights.at("output_head.weight"), kInt64);
+  save_safetensors(path, weights);
+  expect_refused({"--init_from=" + path}, {"output_head.weight", "int64", "float32"});
+  weights.at("output_head.weight") = to_raw(weights.at("output_head.weight"), kFloat16);
+  save_safetensors(path, weights);
+  const dist::Result r = big_model(small_run(1) + Flags{"--steps=1", "--init_from=" + path});
+  EXPECT_EQ(r.exit_code, 0) << r.err;  // other floating point numbers are converted
+}
+
+// Each flag with a path, each kind of thing that cannot be what it names.
+TEST_F(Mistakes, Paths) {
+  const auto at = [&](const char* name) { return folder_ + "/" + name; };
+  ASSERT_EQ(symlink("loop", at("loop").c_str()), 0);
+  ASSERT_EQ(mkfifo(at("fifo").c_str(), 0600), 0);
+  ASSERT_EQ(mkfifo(at("fifo.bin").c_str(), 0600), 0);
+  write_file(at("file"), "");
+  const std::string long_name = at(std::string(300, 'x').c_str());
+  const Flags saves = {"--save_interval=3"};
+  for (const char* flag : {"--data=", "--val_data=", "--init_from="}) {
+    expect_refused({flag + at("loop")}, {flag, "symbolic links"});
+    expect_refused({flag + long_name}, {flag, "too long"});
+    expect_refused({flag + at("fifo")}, {flag, "is neither a regular file nor a folder"});
+    expect_refused({flag + at("fifo.bin")}, {flag, "is neither a regular file nor a folder"});
+    expect_refused({flag + at("file/a")}, {flag, "Not a directory"});
   }
-  write_file(folder_ + "/file", "");
-  expect_refused({"--checkpoint_dir=" + folder_ + "/file", "--save_interval=3"}, {"file"});
+  for (const char* flag : {"--log_jsonl=", "--save_weights=", "--checkpoint_dir="}) {
+    expect_refused(saves + Flags{flag + at("loop")}, {flag, "symbolic links"});
+    expect_refused(saves + Flags{flag + long_name}, {flag, "too long"});
+    expect_refused(saves + Flags{flag + at("fifo")}, {flag, "is not a"});
+    expect_refused(saves + Flags{flag + at("file/a")}, {flag, "Not a directory"});
+    expect_refused(saves + Flags{flag + std::string("/proc/x")}, {flag, "No such file"});
+  }
+  for (const char* flag : {"--log_jsonl=", "--save_weights="}) {
+    expect_refused({flag + at("no/such/folder")}, {flag, "there is no folder " + at("no/such")});
+    expect_refused({flag + folder_}, {flag, "is not a regular file"});
+  }
+  expect_refused(saves + Flags{"--checkpoint_dir=" + at("file")}, {"file is not a folder"});
+  // One of our own: who may make devices may lose them too.
+  if (mknod(at("device").c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0)
+    expect_refused({"--save_weights=" + at("device")}, {"is not a regular file"});
+}
+
+TEST_F(Mistakes, AFolderThatIsGone) {
+  const std::string gone = folder_ + "/gone", program = fs::absolute(kBigModel);
+  for (const char* flag :
+       {"--data", "--init_from", "--log_jsonl", "--save_weights", "--checkpoint_dir"}) {
+    const dist::Result r = dist::run({"/bin/sh", "-c",
+                                      concat("mkdir ", gone, "; cd ", gone, "; rmdir ", gone,
+                                             "; exec ", program, " ", flag, "=here")},
+                                     big_model_environment());
+    EXPECT_EQ(r.exit_code, 2) << r.err;
+    EXPECT_NE(r.err.find("here is relative to the current folder, which is gone"),
+              std::string::npos)
+        << r.err;
+  }
+}
+
+TEST_F(Mistakes, OutputsThatAreInputsOrEachOther) {
+  const std::string tokens = folder_ + "/tokens.bin", weights = folder_ + "/init.safetensors",
+                    link = folder_ + "/link", hard = folder_ + "/hard", other = folder_ + "/other";
+  fs::copy(concat(kGoldens, "bigmodel_odd/tokens.bin"), tokens);
+  fs::copy(concat(kGoldens, "bigmodel_odd/init.safetensors"), weights);
+  fs::permissions(tokens, fs::perms::owner_write, fs::perm_options::add);
+  fs::permissions(weights, fs::perms::owner_write, fs::perm_options::add);
+  fs::create_symlink("tokens.bin", link);
+  fs::create_hard_link(tokens, hard);
+  fs::create_symlink("new", folder_ + "/to_new");
+  const std::string before = dist::read_file(tokens);
+  for (const char* flag : {"--log_jsonl=", "--save_weights="}) {
+    for (const std::string& path :
+         {tokens, link, hard,
+          folder_ + "/../" + fs::path(folder_).filename().string() + "/tokens.bin"})
+      expect_refused({"--data=" + tokens, flag + path}, {"--data=", flag, "same file"});
+    expect_refused({"--init_from=" + weights, flag + weights}, {"--init_from=", flag, "same file"});
+  }
+  for (const char* name : {"new", "to_new"})
+    expect_refused(
+        {"--log_jsonl=" + folder_ + "/new", concat("--save_weights=", folder_, "/", name)},
+        {"--log_jsonl=", "--save_weights=", "same file"});
+  EXPECT_EQ(dist::read_file(tokens), before);
+  expect_refused({"--overwrite", "--checkpoint_dir=" + folder_, "--init_from=" + weights},
+                 {"--overwrite", "--init_from"});
+}
+
+TEST_F(Mistakes, FoldersThatOneMayNotEnter) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may enter all";
+  const std::string closed = folder_ + "/closed";
+  fs::create_directory(closed);
+  fs::permissions(closed, fs::perms::none);
+  for (const char* flag :
+       {"--data=", "--init_from=", "--log_jsonl=", "--save_weights=", "--checkpoint_dir="})
+    expect_refused({flag + closed + "/x/y", "--save_interval=3"}, {flag, "Permission denied"});
+  fs::permissions(closed, fs::perms::owner_all);
+}
+
+TEST_F(Mistakes, Environment) {
+  using Variables = std::map<std::string, std::string>;
+  for (auto& [variables, text] : std::vector<std::pair<Variables, std::string>>{
+           {{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK=2 is not in 0 ... WORLD_SIZE - 1 = 1"},
+           {{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE=0"},
+           {{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "1"}},
+            "LOCAL_RANK=1"},
+           {{{"SHERD_BACKEND", "nccl"}}, "SHERD_BACKEND=nccl"},
+           {{{"SHERD_DEBUG", "garbage"}}, "garbage"},
+           {{{"SHERD_GEMM", "garbage"}}, "garbage"},
+           {{{"SHERD_BF16", "garbage"}}, "garbage"}}) {
+    const dist::Result r = big_model(small_run(2), {.environment = variables});
+    EXPECT_EQ(r.exit_code, 2) << r.err;
+    EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
+    EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
+  }
+}
+
+// Disks that fill up while the run goes on.
+TEST_F(Mistakes, FullDisks) {
+  const dist::Result log = big_model(small_run(2) + Flags{"--log_jsonl=/dev/full"});
+  EXPECT_EQ(log.exit_code, 1) << log.err;
+  EXPECT_NE(log.err.find("cannot write --log_jsonl=/dev/full: No space left"), std::string::npos)
+      << log.err;
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit limit{10'000, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const dist::Result weights =
+      big_model(small_run(1) + Flags{"--steps=1", "--save_weights=" + folder_ + "/weights"});
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(weights.exit_code, 1) << weights.err;
+  EXPECT_NE(weights.err.find("weights: File too large"), std::string::npos) << weights.err;
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+// A symbolic link is followed, also to nothing yet; what it points to is replaced.
+TEST_F(Mistakes, LinksAreFollowed) {
+  fs::create_symlink("weights", folder_ + "/link");
+  for (int i = 0; i < 2; ++i) {
+    const dist::Result r =
+        big_model(small_run(1) + Flags{"--steps=1", "--save_weights=" + folder_ + "/link"});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_TRUE(fs::is_symlink(folder_ + "/link"));
+    EXPECT_TRUE(fs::is_regular_file(folder_ + "/weights"));
+  }
+}
+
+// A job holds its folder and its log.
+TEST_F(Mistakes, PlacesThatAnotherJobWrites) {
+  const std::string folder = folder_ + "/run", log = folder_ + "/log";
+  const dist::Program other(
+      big_model_command(small_run(2) + Flags{"--steps=1000000", "--checkpoint_dir=" + folder,
+                                             "--save_interval=1000000", "--log_jsonl=" + log}),
+      big_model_environment());
+  ASSERT_TRUE(dist::soon([&] { return fs::exists(log) && fs::file_size(log) > 0; }, 30));
+  expect_refused({"--checkpoint_dir=" + folder, "--save_interval=3"},
+                 {folder, "in use by process ", "another job"});
+  expect_refused({"--checkpoint_dir=" + folder, "--overwrite"}, {folder, "in use by process "});
+  expect_refused({"--log_jsonl=" + log}, {"--log_jsonl=" + log, "in use by process "});
+}
+
+// What was cut short while it is read is named.
+TEST_F(Mistakes, DataCutShortWhileTraining) {
+  const std::string tokens = folder_ + "/tokens.bin", log = folder_ + "/log";
+  write_file(tokens, std::string(1 << 20, '\0'));
+  dist::Program run(
+      big_model_command(without_data(small_run(1)) +
+                        Flags{"--steps=1000000", "--data=" + tokens, "--log_jsonl=" + log}),
+      big_model_environment());
+  ASSERT_TRUE(dist::soon([&] { return fs::exists(log) && fs::file_size(log) > 0; }, 30));
+  fs::resize_file(tokens, 10);
+  const dist::Result r = run.wait();
+  EXPECT_NE(r.exit_code, 0);
+  EXPECT_NE(r.err.find(tokens + ": the file was cut short"), std::string::npos) << r.err;
 }
 
 TEST_F(Mistakes, PortInUse) {

@@ -236,6 +236,31 @@ TEST_F(Resume, T_33_CutShort) {
   }
 }
 
+TEST_F(Resume, OfAnotherFunctionOrSchedule) {
+  ASSERT_EQ(run(flags(2, 3, {})).exit_code, 0);
+  for (const auto& [flag, text] : {std::pair{"--heads=1", "--heads=8, not --heads=1"},
+                                   {"--causal=false", "--causal=true, not --causal=false"}}) {
+    const dist::Result r = run(flags(2, 6, {"--resume", flag}));
+    EXPECT_EQ(r.exit_code, 2);
+    EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
+    EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
+  }
+  const dist::Result other =
+      run(flags(2, 4, {"--resume", "--seed=1", "--accumulate=1", "--shuffle=false"}));
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_NE(other.out.find("differs from the checkpoint: accumulate 2 -> 1, shuffle true -> false, "
+                           "seed 0 -> 1\n"),
+            std::string::npos)
+      << other.out;
+  const dist::Result none =
+      run(flags(2, 2, {"--resume", "--seed=1", "--accumulate=1", "--shuffle=false"}));
+  EXPECT_EQ(none.exit_code, 0) << none.err;
+  EXPECT_EQ(none.out.find("differs"), std::string::npos) << none.out;
+  EXPECT_NE(none.out.find("nothing to train: the checkpoint is of step 4, and --steps=2"),
+            std::string::npos)
+      << none.out;
+}
+
 TEST_F(Resume, OfAnotherShape) {
   ASSERT_EQ(run(flags(2, 3, {})).exit_code, 0);
   const dist::Result r = run(flags(2, 6, {"--resume", "--dim=32", "--layers=4"}));

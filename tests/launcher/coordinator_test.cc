@@ -178,6 +178,34 @@ TEST(Coordinator, SameNodeRankTwiceIsRefused) {
   EXPECT_EQ(nodes.now().kind, Kind::kRunning);
 }
 
+TEST(Coordinator, ASecondNodeOfTheSameRankIsRefusedWhileTheFirstLives) {
+  Nodes nodes({.min_nodes = 2, .max_nodes = 2, .by_node_rank = true});
+  nodes.add(1, 0), nodes.add(2, 1);
+  nodes.run(1);
+  nodes.add(3, 1);
+  EXPECT_TRUE(nodes.after(milliseconds(400)).refused.empty());
+  const Decision& d = nodes.after(milliseconds(400));
+  ASSERT_EQ(d.refused.size(), 1u);
+  EXPECT_EQ(d.refused[0].first, 3);
+  EXPECT_EQ(d.kind, Kind::kRunning);
+}
+
+TEST(Coordinator, NodesThatDisagreeOnTheirNumber) {
+  for (const bool is_running : {false, true}) {
+    Nodes nodes({.min_nodes = 1, .max_nodes = 2, .last_call = seconds(60)});
+    nodes.add(1), nodes[1].nnodes = "1:2";
+    if (is_running) {
+      nodes.add(2), nodes[2].nnodes = "1:2";
+      nodes.run(1);
+    }
+    nodes.add(3), nodes[3].nnodes = "3";
+    const Decision& d = nodes.now();
+    const std::string text = is_running ? d.refused.at(0).second : d.text;
+    EXPECT_EQ(d.kind, is_running ? Kind::kRunning : Kind::kStop);
+    EXPECT_HAS(text, "host3) was started with --nnodes=3, node 0 with --nnodes=1:2");
+  }
+}
+
 TEST(Coordinator, KilledNodeMayComeBackUnderItsRank) {
   Nodes nodes({.min_nodes = 2, .max_nodes = 2, .by_node_rank = true, .max_restarts = 1});
   nodes.add(1, 0), nodes.add(2, 1);

@@ -55,6 +55,18 @@ TEST_F(Ending, R_007_T_26_TheFailedRankIsNamedAndTheOthersAreEnded) {
   expect_nothing_left(4);
 }
 
+// A signal that comes while there are ranks to start is not put off until they all are.
+TEST_F(Ending, InterruptedWhileRanksStart) {
+  Program job(command(1000, "exec sleep 100"), options());
+  expect_started(1);
+  kill(job.pid(), SIGTERM);
+  const Result r = job.wait();
+  EXPECT_EQ(r.exit_code, 128 + SIGTERM) << r.err;
+  const size_t started = pids_in(pids_).size();
+  EXPECT_LT(started, 1000u);
+  expect_nothing_left(started);
+}
+
 TEST_F(Ending, ADeathBySignalOutranksItsPeersErrors) {
   // Their errors are even seen first.
   const Result r =

@@ -2,6 +2,7 @@
 // between them are in hosts_test.cc.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -170,10 +171,50 @@ TEST(Nodes, AnotherJobsNameIsRefused) {
   const std::string port = free_port();
   Program a(job(c10d("2", port, {"--rdzv_id=one"}), "true"));
   ASSERT_TRUE(is_served(port));
-  const Result r =
-      run(job(c10d("2", port, {"--rdzv_id=two", "--rdzv_conf=join_timeout=2"}), "true"));
+  const Result r = run(job(c10d("2", port, {"--rdzv_id=two"}), "true"));
   EXPECT_EQ(r.exit_code, 1);
-  EXPECT_HAS(r.err, "nobody leads a job of the name 'two'");
+  EXPECT_HAS(r.err, "has another --rdzv_id: 'one', and this node 'two'");
+  EXPECT_LT(r.seconds, 8);
+}
+
+Words static_node(const std::string& port, const std::string& nnodes, const std::string& rank,
+                  const std::string& script) {
+  return job({"--nnodes=" + nnodes, "--node_rank=" + rank, "--master_addr=127.0.0.1",
+              "--master_port=" + port},
+             script);
+}
+
+TEST(Nodes, ThatContradictEachOtherAreToldSo) {
+  const std::string port = free_port();
+  Program a(static_node(port, "2", "0", "true"));
+  const Result other = run(static_node(port, "3", "2", "true")), first = a.wait();
+  for (const Result& r : {first, other}) {
+    EXPECT_EQ(r.exit_code, 2);
+    EXPECT_HAS(r.err, "--nnodes=3, node 0 with --nnodes=2");
+  }
+}
+
+TEST(Nodes, ASecondOneOfTheSameRankIsRefused) {
+  const std::string port = free_port(), script = "echo here; exec sleep 100";
+  Program a(static_node(port, "2", "0", script)), b(static_node(port, "2", "1", script));
+  ASSERT_TRUE(soon([&] { return count(b.out(), "here") == 1; }));
+  const Result r = run(static_node(port, "2", "1", script));
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_EQ(r.out, "");
+  EXPECT_HAS(r.err, "--node_rank=1 is taken by");
+  EXPECT_LT(r.seconds, 10);
+  kill(a.pid(), SIGTERM);
+  EXPECT_EQ(a.wait().exit_code, 128 + SIGTERM);
+  b.wait();
+}
+
+TEST(Nodes, WhatIsWaitedForIsSaid) {
+  const std::string port = free_port();
+  const Result r = run(job({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
+                            "--master_port=" + port, "--start_timeout=7"},
+                           "true"));
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_HAS(r.err, "waiting for node 0 at 127.0.0.1:" + port + " (");
 }
 
 // ---- as many as there are
@@ -397,9 +438,21 @@ TEST(Logs, R_011_a_file_is_no_log_folder) {
   const std::string file = new_folder() + "/file";
   std::ofstream(file) << "text";
   const Result r = run(job({"--log_dir=" + file}, "echo ran"));
-  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_EQ(r.exit_code, 2);
   EXPECT_EQ(r.out, "");
   EXPECT_HAS(r.err, file);
+}
+
+TEST(Logs, AFullDiskIsSaidOnceAndDoesNotEndTheJob) {
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit limit{5000, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const Result r = run(job({"--nproc_per_node=2", "--log_dir=" + new_folder(), "--redirects=1"},
+                           "for i in 1 2 3 4; do head -c 4000 /dev/zero; sleep 0.1; done"));
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(count(r.err, "cannot be written any more: File too large"), 1) << r.err;
 }
 
 TEST(Logs, R_012_prefix_template) {

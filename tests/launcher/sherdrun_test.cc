@@ -245,6 +245,54 @@ TEST(Refusal, T_31_Flags) {
   expect_refused({"--standalone", "--master_port=2000", "true"}, "--standalone chooses");
 }
 
+TEST(Refusal, T_31_NumbersThatAreNone) {
+  for (const char* flag :
+       {"--start_timeout=nan", "--start_timeout=1e99", "--monitor_interval=nan",
+        "--rdzv_conf=join_timeout=99999999999999999999", "--rdzv_conf=last_call_timeout=2000000000",
+        "--nproc_per_node=2000", "--nnodes=2000000000", "--node_rank=99999999999999999999",
+        "--max_restarts=18446744073709551615", "--master_port=99999999999999999999",
+        "--nproc_per_node=", "--nnodes=", "--redirects=5:1", "--tee=1:3",
+        "--rdzv_endpoint=host:99999"}) {
+    const std::string text = flag;
+    expect_refused({text, "true"}, text.substr(2, text.find('=') - 2));
+  }
+}
+
+TEST(Refusal, AnEmptyValueTakesNoOtherWord) {
+  for (const char* flag : {"--log_dir=", "--role=", "--local_addr="}) {
+    const Result r = sherdrun({flag, "sh", "-c", "echo ran"});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_EQ(r.out, "ran\n") << flag;
+  }
+  // The program's own words stay as they are.
+  EXPECT_EQ(sherdrun({"echo", "--role=", "--nnodes=", "--help"}).out, "--role= --nnodes= --help\n");
+}
+
+TEST(Refusal, AScriptWhoseInterpreterIsMissing) {
+  const std::string path = new_folder() + "/script";
+  std::ofstream(path) << "#! /no/such/shell -e\necho ran\n";
+  chmod(path.c_str(), 0755);
+  const Result r = sherdrun({path});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_NE(r.err.find("asks for /no/such/shell, which is not there"), std::string::npos) << r.err;
+}
+
+TEST(Refusal, AFolderThatIsGoneMattersNot) {
+  const std::string folder = new_folder() + "/gone", program = std::filesystem::absolute(kSherdrun);
+  const Result r = run({"/bin/sh", "-c",
+                        "mkdir " + folder + "; cd " + folder + "; rmdir " + folder + "; exec " +
+                            program + " /bin/echo ran"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(r.out, "ran\n");
+}
+
+TEST(Help, WinsOverMistakesAndIsWrittenOrFails) {
+  EXPECT_EQ(sherdrun({"--nproc_per_node=x", "--help"}).exit_code, 0);
+  const Result r = run({"/bin/sh", "-c", std::string(kSherdrun) + " --help >/dev/full"});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_NE(r.err.find("cannot write to stdout"), std::string::npos) << r.err;
+}
+
 TEST(Help, NamesEveryFlag) {
   const Result r = sherdrun({"--help"});
   EXPECT_EQ(r.exit_code, 0);

@@ -187,6 +187,20 @@ TEST_F(Convert, Refuses) {
   std::ofstream(path("x.index.json")) << R"({"weight_map": {"a": "nothere.safetensors"}})";
   EXPECT_NE(error([&] { to_sharded(path("x.index.json"), "", path("y"), 0); }).find("nothere"),
             std::string::npos);
+  // One for the other, or both in one file.
+  const std::string model = kGolden + "model.safetensors",
+                    optimizer = kGolden + "optimizer.safetensors";
+  EXPECT_NE(error([&] { to_sharded(model, model, path("y"), 0); }).find("no optimizer's file"),
+            std::string::npos);
+  EXPECT_NE(error([&] { to_sharded(optimizer, "", path("y"), 0); }).find("an optimizer's file"),
+            std::string::npos);
+  const std::string whole = to_sharded(model, optimizer, path("whole"), 0),
+                    one = path("one.safetensors"), second = path("one-00002-of-00002.safetensors");
+  EXPECT_NE(error([&] { to_full(whole, one, {.optimizer = one}); }).find("same file"),
+            std::string::npos);
+  EXPECT_NE(
+      error([&] { to_full(whole, one, {.optimizer = second, .files = 2}); }).find("same file"),
+      std::string::npos);
   // A byte of the data changed.
   {
     std::fstream f(made + "/rank-00000-of-00001.safetensors",

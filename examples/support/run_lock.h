@@ -1,0 +1,28 @@
+// Two jobs must not write to one place: the first holds a lock while it runs.
+//
+//     lock_for_process(fileno(log), "run.jsonl");    // until it is closed
+//     const FolderLock lock("checkpoints");          // while it lives
+//
+// Error, at once, that names the process which holds it. A process that dies leaves nothing locked.
+// File systems without locks let everybody in.
+#pragma once
+#include <string>
+
+namespace examples {
+
+void lock_for_process(int fd, const std::string& path);
+
+// Makes the folder if need be, and a file .lock in it, which goes with the lock.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+}  // namespace examples

@@ -1,0 +1,75 @@
+// The converter as a program: what it refuses, in one line and with exit code 2.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/launcher/program.h"
+
+namespace examples {
+namespace {
+
+using sherd::dist::Result;
+namespace fs = std::filesystem;
+
+const std::string kModel = "tests/goldens/checkpoint/model.safetensors",
+                  kOptimizer = "tests/goldens/checkpoint/optimizer.safetensors";
+
+class ConvertCheckpoint : public testing::Test {
+ protected:
+  Result convert(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), "tools/convert_checkpoint");
+    return sherd::dist::run(arguments);
+  }
+  void expect_refused(const std::vector<std::string>& arguments, const std::string& why) const {
+    const Result r = convert(arguments);
+    EXPECT_EQ(r.exit_code, 2) << why;
+    EXPECT_EQ(r.out, "") << why;
+    EXPECT_EQ(sherd::dist::lines_of(r.err).size(), 1u) << r.err;
+    EXPECT_NE(r.err.find(why), std::string::npos) << r.err;
+  }
+  std::string at(const std::string& name) const { return folder_ + "/" + name; }
+
+  const std::string folder_ = sherd::dist::new_folder();
+};
+
+TEST_F(ConvertCheckpoint, ThereAndBack) {
+  const Result made = convert({kModel, at("run"), "--optimizer=" + kOptimizer, "--step=3"});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  const std::string checkpoint = at("run/step-000003");
+  EXPECT_NE(made.out.find(checkpoint), std::string::npos) << made.out;
+  const Result back =
+      convert({checkpoint, at("m.safetensors"), "--optimizer=" + at("o.safetensors")});
+  ASSERT_EQ(back.exit_code, 0) << back.err;
+  for (const char* name : {"m.safetensors", "o.safetensors"})
+    EXPECT_TRUE(fs::is_regular_file(at(name))) << name;
+
+  // Of one name in two spellings, one of the two would be lost.
+  fs::create_symlink("m.safetensors", at("link.safetensors"));
+  const std::string before = sherd::dist::read_file(at("m.safetensors"));
+  for (const char* name : {"m.safetensors", "link.safetensors"})
+    expect_refused({checkpoint, at("m.safetensors"), "--optimizer=" + at(name)}, "same file");
+  EXPECT_EQ(sherd::dist::read_file(at("m.safetensors")), before);
+  expect_refused({checkpoint, at("x.safetensors"), "--step=4"}, "--step");
+}
+
+TEST_F(ConvertCheckpoint, Mistakes) {
+  expect_refused({}, "source is required");
+  expect_refused({kModel}, "destination is required");
+  expect_refused({kModel, at("run"), "--none"}, "--none");
+  expect_refused({kModel, at("run"), "--step=-1"}, "--step: -1");
+  expect_refused({kModel, at("run"), "--step=99999999999999999999"}, "too large");
+  expect_refused({kModel, at("run"), "--files=4"}, "--files");
+  expect_refused({kModel, at("run"), "--optimizer=" + kModel}, "no optimizer's file");
+  expect_refused({at("none.safetensors"), at("run")}, "there is no such file");
+  expect_refused({folder_, at("m.safetensors")}, "state.json");
+  expect_refused({kModel, "/proc/x"}, "No such file");
+  std::ofstream(at("broken.safetensors")) << "no header";
+  expect_refused({at("broken.safetensors"), at("run")}, "broken.safetensors");
+  ASSERT_EQ(mkfifo(at("fifo").c_str(), 0600), 0);
+  expect_refused({at("fifo"), at("run")}, "neither a regular file nor a folder");
+}
+
+}  // namespace
+}  // namespace examples
