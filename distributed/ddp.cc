@@ -47,8 +47,8 @@ DdpReducer::DdpReducer(nn::Module& module, const DdpOptions& options)
     take();
   if (options_.init_sync && group_->size() > 1) {
     verify(module);
-    std::vector<Tensor> all = module.parameters();
-    for (const Tensor& t : buffers()) all.push_back(t);
+    std::vector<Tensor> all = buffers();
+    for (auto& [name, p] : managed(module)) all.push_back(p);
     broadcast_coalesced(group_, all, 0, "ddp construction");
   }
   // Backward meets them about in the reverse of the order in which they were declared.
@@ -75,7 +75,7 @@ void DdpReducer::take_parameters(nn::Module& module) {
   module.materialize();
   for (nn::Slot* s : module.slots())
     if (s->is_buffer && s->tensor.defined()) buffers_.push_back(s);
-  for (auto& [name, p] : module.named_parameters())
+  for (auto& [name, p] : managed(module))
     if (p.requires_grad()) {
       autograd::AutogradMeta& meta = autograd::make_meta(p);
       if (meta.sink) fail("[ddp] parameter ", name, " is in another parallel wrapper already");
@@ -87,9 +87,18 @@ void DdpReducer::take_parameters(nn::Module& module) {
     fail("[ddp] ", module.type_name(), " has no parameter that requires a gradient");
 }
 
+nn::Module::NamedTensors DdpReducer::managed(const nn::Module& module) const {
+  nn::Module::NamedTensors all = module.named_parameters();
+  std::erase_if(all, [&](auto& named) {
+    return std::any_of(options_.ignored_parameters.begin(), options_.ignored_parameters.end(),
+                       [&](const Tensor& ignored) { return ignored.is_same(named.second); });
+  });
+  return all;
+}
+
 void DdpReducer::verify(nn::Module& module) const {
   std::vector<std::string> lines;
-  for (auto& [name, p] : module.named_parameters())
+  for (auto& [name, p] : managed(module))
     lines.push_back(concat("parameter ", name, " ", p.sizes(), " ", p.dtype(),
                            p.requires_grad() ? "" : " frozen"));
   for (auto& [name, t] : module.named_buffers())

@@ -52,6 +52,9 @@ struct DdpOptions {
   bool static_graph = false;
   // Compare the ranks' models and take rank 0's values. Off: they are alike already.
   bool init_sync = true;
+  // Left as they are: parts of the model that another wrapper has (FSDP's parameters(), whose pieces
+  // differ between ranks), or that nobody is to exchange.
+  std::vector<Tensor> ignored_parameters = {};
 };
 
 namespace dist {
@@ -90,6 +93,7 @@ class DdpReducer : public autograd::BackwardObserver, public Joinable {
   class OrderedBucket;
 
   void take_parameters(nn::Module& module);
+  nn::Module::NamedTensors managed(const nn::Module& module) const;  // all but the ignored ones
   void verify(nn::Module& module) const;
   std::vector<Tensor> buffers() const;
   bool broadcasts_buffers() const;

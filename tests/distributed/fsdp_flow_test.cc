@@ -299,5 +299,83 @@ TEST(FsdpFlow, P_008_DelaysChangeNothing) {
     }
 }
 
+// ---- Z-006: DDP around FSDP around DDP
+class Sandwich : public nn::Module {
+ public:
+  class Middle : public nn::Module {
+   public:
+    Middle() : own(add<nn::Linear>("own", 8, 8)), inner(add<nn::Linear>("inner", 8, 8)) {}
+    Tensor forward(const Tensor& x) { return relu(inner(relu(own(x)))); }
+    nn::Child<nn::Linear> own, inner;
+  };
+  Sandwich()
+      : first(add<nn::Linear>("first", 8, 8)),
+        middle(add<Middle>("middle")),
+        last(add<nn::Linear>("last", 8, 8)) {}
+  Tensor forward(const Tensor& x) { return last(middle(relu(first(x)))); }
+  nn::Child<nn::Linear> first;
+  nn::Child<Middle> middle;
+  nn::Child<nn::Linear> last;
+};
+
+TEST(FsdpFlow, Z_006_DdpAroundFsdpAroundDdp) {
+  using Values = std::map<std::string, std::vector<float>>;
+  const auto floats = [](const Tensor& t) {
+    const Tensor c = contiguous_raw(t.detach());
+    return std::vector<float>(c.data<float>(), c.data<float>() + c.numel());
+  };
+  // Losses and parameters of each step, on rank 0.
+  const auto trained = [&](bool nested, std::vector<double>& losses) {
+    std::vector<Values> steps;
+    run_ranks(2, [&](int rank) {
+      manual_seed(7);
+      Sandwich m;
+      m.materialize();
+      std::shared_ptr<dist::DdpReducer> inner, outer;
+      std::unique_ptr<FsdpModule> fsdp;
+      if (nested) {
+        inner = std::make_shared<dist::DdpReducer>(*m.middle->inner, DdpOptions{});
+        fsdp = std::make_unique<FsdpModule>(*m.middle,
+                                            FsdpOptions{.ignored_modules = {&*m.middle->inner}});
+        // Error where they are not left out.
+        EXPECT_THROW(dist::DdpReducer(m, {}), Error);
+        outer = std::make_shared<dist::DdpReducer>(
+            m, DdpOptions{.ignored_parameters = fsdp->parameters()});
+      } else {
+        outer = std::make_shared<dist::DdpReducer>(m, DdpOptions{});
+      }
+      nn::Module::NamedTensors stepped;
+      for (auto& [name, p] : m.named_parameters())
+        if (!nested || !name.starts_with("middle")) stepped.emplace_back(name, p);
+      if (nested)
+        for (auto& [name, p] : fsdp->named_parameters()) stepped.emplace_back("middle." + name, p);
+      ASSERT_EQ(stepped.size(), 8u);
+      optim::Adam adam(stepped, {.lr = 1e-2});
+      for (int step = 0; step < 3; ++step) {
+        adam.zero_grad();
+        Tensor loss = nn::call(m, random_input({4, 8}, rank, step)).sum();
+        loss.backward();
+        adam.step();
+        Values values;
+        for (auto& [name, p] : m.named_parameters())
+          if (!nested || !name.starts_with("middle")) values[name] = floats(p);
+        if (nested)
+          fsdp->for_each_full_parameter([&](const std::string& name, const Tensor& t) {
+            values["middle." + name] = floats(t);
+          });
+        if (rank != 0) continue;
+        losses.push_back(loss.item());
+        steps.push_back(values);
+      }
+    });
+    return steps;
+  };
+  std::vector<double> plain_losses, losses;
+  const auto plain = trained(false, plain_losses), nested = trained(true, losses);
+  EXPECT_EQ(losses, plain_losses);
+  ASSERT_EQ(nested.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(nested[i], plain[i]) << "step " << i;
+}
+
 }  // namespace
 }  // namespace sherd::scenario
