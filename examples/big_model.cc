@@ -169,10 +169,12 @@ void Training::wrap() {
     ddp_.emplace(model_);
     return;
   }
+  // One rank has nothing to shard, which FSDP would say: here nobody asked for it.
+  const bool whole = o_.strategy == "ddp" || dist::world_size() == 1;
   FsdpOptions options{
       .auto_wrap_policy = o_.wrap_min_params > 0 ? size_based_auto_wrap_policy(o_.wrap_min_params)
                                                  : module_wrap_policy<LargeTransformerBlock>(),
-      .sharding_strategy = sharding_strategy(o_.strategy == "ddp" ? "no_shard" : o_.strategy),
+      .sharding_strategy = sharding_strategy(whole ? "no_shard" : o_.strategy),
       .mixed_precision = precision,
       .backward_prefetch = o_.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
                            : o_.backward_prefetch == "post" ? BackwardPrefetch::kPost
@@ -189,9 +191,7 @@ void Training::wrap() {
 
 nlohmann::json Training::config() const {
   nlohmann::json j = {
-      {"strategy", fsdp_  ? name_of(fsdp_->runtime()->options().sharding_strategy)
-                   : ddp_ ? "ddp"
-                          : "none"},
+      {"strategy", fsdp_ && o_.strategy == "ddp" ? "no_shard" : o_.strategy},
       {"world_size", dist::world_size()},
       {"backend", dist::default_group()->backend()},
       {"device", to_string(dist::local_device())},
