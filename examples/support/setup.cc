@@ -32,10 +32,12 @@ void agree_on_bf16_products() {
 }
 
 FsdpOptions fsdp_options(const Options& o, const WrapPolicy& blocks) {
+  // One rank has nothing to shard, which FSDP would say: here nobody asked for it.
+  const bool whole = o.strategy == "ddp" || dist::world_size() == 1;
   FsdpOptions options{
       .auto_wrap_policy =
           o.wrap_min_params > 0 ? size_based_auto_wrap_policy(o.wrap_min_params) : blocks,
-      .sharding_strategy = sharding_strategy(o.strategy == "ddp" ? "no_shard" : o.strategy),
+      .sharding_strategy = sharding_strategy(whole ? "no_shard" : o.strategy),
       .backward_prefetch = o.backward_prefetch == "pre"    ? BackwardPrefetch::kPre
                            : o.backward_prefetch == "post" ? BackwardPrefetch::kPost
                                                            : BackwardPrefetch::kNone,

@@ -116,8 +116,8 @@ INSTANTIATE_TEST_SUITE_P(All, Hosts,
 TEST_P(Hosts, SameBitsAsOverGloo) {
   run_hosts(GetParam().first, GetParam().second, [](const Rank& r) {
     const int w = r.size;
-    for (DType dtype : {kFloat32, kBFloat16, kInt64, kUInt8})
-      for (int64_t n : {0, 1, 3, 1000, 50003, 400003}) {
+    for (DType dtype : {kFloat32, kBFloat16, kInt64})
+      for (int64_t n : {0, 3, 50003, 400003}) {
         const bool large = n > 100000;  // of several chunks
         if (large && dtype != kFloat32) continue;
         SCOPED_TRACE(concat("rank ", r.rank, ", ", dtype, " [", n, "]"));
@@ -125,7 +125,7 @@ TEST_P(Hosts, SameBitsAsOverGloo) {
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kProduct,
                             ReduceOp::kBxor}) {
           if (is_float(dtype) ? op == ReduceOp::kBxor : op == ReduceOp::kAvg) continue;
-          if (large && op != ReduceOp::kSum && op != ReduceOp::kAvg) continue;
+          if ((large || dtype == kBFloat16) && op != ReduceOp::kSum && op != ReduceOp::kAvg) continue;
           SCOPED_TRACE(name_of(op));
           expect_same(r, [&](ProcessGroup& g) {
             const Tensor x = mine();
