@@ -11,11 +11,10 @@ std::string names_of(const Batch& batch) {
   return text.empty() ? "no names" : text;
 }
 
-// Row i of a contiguous tensor, in a view family of its own: families are made at first need and
-// without a lock, so threads may not share one.
+// Row i of a contiguous tensor.
 Tensor row(const Tensor& x, int64_t i) {
   const Dims sizes(std::span(x.sizes().d + 1, size_t(x.dim() - 1)));
-  return over_storage(x.storage(), sizes, x.dtype(), x.storage_offset() + i * sizes.numel());
+  return x.as_strided_raw(sizes, contiguous_strides(sizes), x.storage_offset() + i * sizes.numel());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// visit_tensors(value, f): f(Tensor&) for each tensor inside a value: a Tensor, containers,
+// visit_tensors(value, f): f(Tensor&) for each tensor inside a value: a Tensor, containers, C arrays,
 // optionals, pairs, tuples, maps, and plain structs of such (up to eight fields, without base
 // classes), nested as one likes. Others are passed over.
 #pragma once
@@ -8,6 +8,7 @@
 #include <ranges>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "core/tensor.h"
 
@@ -18,33 +19,55 @@ struct Anything {
   template <class T>
   operator T() const;
 };
-template <class T, class... A>
-concept BraceConstructible = requires {
-  T{std::declval<A>()...};
-};
+template <size_t>
+using Any = Anything;
+
+// How an aggregate can be initialised: by so many values; by some, {} for the next field, and more.
+template <class T, size_t... I>
+constexpr bool takes(std::index_sequence<I...>) {
+  return requires { T{Any<I>()...}; };
+}
+template <class T, size_t... I, size_t... J>
+constexpr bool takes_empty(std::index_sequence<I...>, std::index_sequence<J...>) {
+  return requires { T{Any<I>()..., {}, Any<J>()...}; };
+}
+
+// [Note: counting fields] Each element of a field that is a C array takes a value of its own, as
+// other fields take one each. {} in place of a field leaves fewer values to be given, by the number
+// that the field takes: so fields are walked over one by one.
+constexpr int kMostValues = 32;
+template <class T, int n = kMostValues>
+constexpr int values_of() {
+  if constexpr (takes<T>(std::make_index_sequence<n>()))
+    return n;
+  else if constexpr (n == 0)
+    return 0;
+  else
+    return values_of<T, n - 1>();
+}
+// Of the field that begins at value `at` of `all`.
+template <class T, int at, int all, int after = all - at - 1>
+constexpr int values_of_field() {
+  if constexpr (takes_empty<T>(std::make_index_sequence<at>(), std::make_index_sequence<after>()))
+    return all - at - after;
+  else if constexpr (after == 0)
+    return 1;  // it has no empty value, so it is no array
+  else
+    return values_of_field<T, at, all, after - 1>();
+}
+template <class T, int all, int at = 0>
+constexpr int fields_from() {
+  if constexpr (at >= all)
+    return 0;
+  else
+    return 1 + fields_from<T, all, at + values_of_field<T, at, all>()>();
+}
 template <class T>
 constexpr int fields_of = [] {
-  using A = Anything;
-  if constexpr (BraceConstructible<T, A, A, A, A, A, A, A, A, A>)
-    return 0;  // more than eight: passed over
-  else if constexpr (BraceConstructible<T, A, A, A, A, A, A, A, A>)
-    return 8;
-  else if constexpr (BraceConstructible<T, A, A, A, A, A, A, A>)
-    return 7;
-  else if constexpr (BraceConstructible<T, A, A, A, A, A, A>)
-    return 6;
-  else if constexpr (BraceConstructible<T, A, A, A, A, A>)
-    return 5;
-  else if constexpr (BraceConstructible<T, A, A, A, A>)
-    return 4;
-  else if constexpr (BraceConstructible<T, A, A, A>)
-    return 3;
-  else if constexpr (BraceConstructible<T, A, A>)
-    return 2;
-  else if constexpr (BraceConstructible<T, A>)
-    return 1;
+  if constexpr (takes<T>(std::make_index_sequence<kMostValues + 1>()))
+    return 0;  // passed over
   else
-    return 0;
+    return fields_from<T, values_of<T>()>();
 }();
 template <class T>
 concept TupleLike = requires {

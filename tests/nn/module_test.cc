@@ -400,6 +400,33 @@ struct Everything {
   Options options;
 };
 
+struct Arrays {
+  int64_t sizes[3] = {};
+  Tensor pair[2];
+  Tensor single;
+  Options table[2];
+  bool last = false;
+};
+struct Many {
+  Tensor t[20];
+};
+
+TEST(VisitTensors, FindsThemInArrays) {
+  Arrays a{{1, 2, 3}, {ones({1}), ones({1})}, ones({1}), {{}, {1, "x", ones({1})}}};
+  int n = 0;
+  nn::visit_tensors(a, [&](Tensor& t) { t = t * double(++n + 1); });
+  EXPECT_EQ(n, 4);
+  EXPECT_EQ(a.pair[1].item(), 3);
+  EXPECT_EQ(a.single.item(), 4);
+  EXPECT_EQ(a.table[1].maybe->item(), 5);
+  Many many;
+  many.t[19] = ones({1});
+  n = 0;
+  nn::visit_tensors(many, [&](Tensor&) { ++n; });
+  EXPECT_EQ(n, 1);
+  static_assert(nn::visit_detail::fields_of<Arrays> == 5 && nn::visit_detail::fields_of<Many> == 1);
+}
+
 TEST(VisitTensors, FindsThemInNestedValues) {
   auto one = [] { return ones({1}); };
   Everything e{one(),          {},         one(),          {{one(), {one(), one()}}},
