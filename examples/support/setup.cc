@@ -49,7 +49,7 @@ FsdpOptions fsdp_options(const Options& o, const WrapPolicy& blocks) {
   const int world = dist::world_size(), shard = o.shard_group_size;
   if (shard > 0 && world % shard != 0)
     throw UsageError(concat("--shard_group_size=", shard, " does not divide ", world, " ranks"));
-  if (shard > 0)
+  if (shard > 0 && !whole)
     options.device_mesh = dist::init_device_mesh({world / shard, shard}, {"replicate", "shard"});
   return options;
 }

@@ -125,7 +125,8 @@ TEST_P(Hosts, SameBitsAsOverGloo) {
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kProduct,
                             ReduceOp::kBxor}) {
           if (is_float(dtype) ? op == ReduceOp::kBxor : op == ReduceOp::kAvg) continue;
-          if ((large || dtype == kBFloat16) && op != ReduceOp::kSum && op != ReduceOp::kAvg) continue;
+          if ((large || dtype == kBFloat16) && op != ReduceOp::kSum && op != ReduceOp::kAvg)
+            continue;
           SCOPED_TRACE(name_of(op));
           expect_same(r, [&](ProcessGroup& g) {
             const Tensor x = mine();
