@@ -101,7 +101,8 @@ class Runtime : public autograd::BackwardObserver, public std::enable_shared_fro
   Runtime(nn::Module& root, const FsdpOptions& options);
   void find_groups();
   void find_node_groups();
-  UnitOptions unit_options(nn::Module& module);
+  FsdpOptions options_of(nn::Module& module) const;
+  UnitOptions unit_options(const FsdpOptions& o);
   UnitPlan plan_units(nn::Module& root);
   void build(nn::Module& root);
   void make_schedule(const Units& units);

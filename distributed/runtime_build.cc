@@ -6,6 +6,7 @@
 
 #include "core/context.h"
 #include "core/generator.h"
+#include "distributed/agree.h"
 #include "distributed/broadcast_coalesced.h"
 #include "distributed/debug.h"
 #include "distributed/distributed.h"
@@ -105,12 +106,17 @@ void Runtime::find_node_groups() {
   }
 }
 
-UnitOptions Runtime::unit_options(nn::Module& module) {
+// A unit's own options: the runtime's, and what the user changes of them.
+FsdpOptions Runtime::options_of(nn::Module& module) const {
   FsdpOptions o = options_;
   if (options_.unit_options) {
     options_.unit_options(module, o);
     check_mixed_precision(o.mixed_precision);
   }
+  return o;
+}
+
+UnitOptions Runtime::unit_options(const FsdpOptions& o) {
   UnitOptions u;
   u.strategy = o.sharding_strategy;
   u.precision = o.mixed_precision;
@@ -134,6 +140,7 @@ Runtime::~Runtime() {
 struct Runtime::UnitPlan {
   std::vector<nn::Module*> modules;  // children first, the root last
   std::unordered_map<nn::Module*, std::vector<nn::Slot*>> parameters;  // by unit's module
+  std::unordered_map<nn::Module*, FsdpOptions> options;  // by unit's module, of those that are new
   // By module: the unit's module that its parameters go to; null: none.
   std::unordered_map<nn::ModuleState*, nn::Module*> owner;
 };
@@ -200,16 +207,22 @@ Runtime::UnitPlan Runtime::plan_units(nn::Module& root) {
 // can fail any more. So a wrap that throws leaves what was wrapped before as it was. Parameters
 // that it had cut stay cut: computing with them and wrapping them again are errors.
 void Runtime::build(nn::Module& root) {
-  UnitPlan plan = plan_units(root);
+  UnitPlan plan;
+  // The user's policies and options, and what was wrapped before: these may fail on one rank alone.
+  all_or_none(group_, [&] {
+    plan = plan_units(root);
+    for (nn::Module* m : plan.modules)
+      if (const auto wrapped = Hooks::on(*m)) {
+        wrapped->runtime->require_idle("wrapping a module around it");
+        agree_with(*wrapped->runtime);
+      } else {
+        plan.options.emplace(m, options_of(*m));
+      }
+  });
   Tensor seeds = empty({1}, kInt64);
   *seeds.data<int64_t>() = int64_t(options_.seed.value_or(default_generator().state().seed));
   if (group_->size() > 1) group_->broadcast(seeds, 0, {.label = "fsdp seed"}).wait();
   const uint64_t seed = uint64_t(seeds.item<int64_t>());
-  for (nn::Module* m : plan.modules)
-    if (const auto wrapped = Hooks::on(*m)) {
-      wrapped->runtime->require_idle("wrapping a module around it");
-      agree_with(*wrapped->runtime);
-    }
 
   std::vector<std::shared_ptr<Hooks>> hooks;  // by unit
   std::vector<std::shared_ptr<Unit>> units, made;
@@ -218,8 +231,8 @@ void Runtime::build(nn::Module& root) {
       std::shared_ptr<Hooks> h = Hooks::on(*m);
       if (!h) {
         const std::string name = m->full_name().empty() ? "root" : m->full_name();
-        made.push_back(
-            std::make_shared<Unit>(*m, name, plan.parameters[m], unit_options(*m), seed));
+        made.push_back(std::make_shared<Unit>(*m, name, plan.parameters[m],
+                                              unit_options(plan.options[m]), seed));
         h = std::make_shared<Hooks>(made.back());
         if (const auto computed = made.back()->options().precision.buffer_dtype)
           for (nn::Slot* s : m->slots())

@@ -197,6 +197,31 @@ TEST(FsdpUnits, I_009_Refusals) {
   });
 }
 
+// Every rank hears of it at once, and all can go on.
+TEST(FsdpUnits, WhatOneRankAloneRefusesAllRefuse) {
+  run_ranks(2, [](int rank) {
+    const auto fails_on_1 = [rank] {
+      if (rank == 1) throw std::runtime_error("this rank has no such block");
+    };
+    Towers m(4);
+    expect_error(
+        [&] {
+          FsdpModule fsdp(m, {.auto_wrap_policy = [&](nn::Module&) -> std::vector<nn::Module*> {
+                            fails_on_1();
+                            return {};
+                          }});
+        },
+        {"rank 1: this rank has no such block"});
+    expect_error(
+        [&] {
+          FsdpModule fsdp(m, {.unit_options = [&](nn::Module&, FsdpOptions&) { fails_on_1(); }});
+        },
+        {"rank 1: this rank has no such block"});
+    FsdpModule fsdp(m, mlp_units());
+    EXPECT_EQ(fsdp.units().size(), 5u);
+  });
+}
+
 // ---- options by unit
 TEST(FsdpUnits, W_006_StrategyAndPrecisionByUnit) {
   const Scenario s = towers();
