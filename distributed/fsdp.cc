@@ -8,6 +8,7 @@
 
 #include "autograd/grad_mode.h"
 #include "distributed/agree.h"
+#include "distributed/first_error.h"
 #include "optim/clip_grad.h"
 
 namespace sherd {
@@ -86,21 +87,18 @@ void FsdpModule::for_each_full(
   dist::all_or_none(r->group(), [&] { r->require_idle("reading the full state"); });
   const bool root = r->group()->rank() == 0;
   // After the caller's first error the collectives go on, with zeros, to their end.
-  std::string error;
-  const auto unless_failed = [&](const std::function<void()>& call) {
-    if (error.empty()) error = dist::error_of(call);
-  };
+  dist::FirstError errors;
   std::optional<DType> dtype;  // of what the caller gives, if it has given something
   for (const Place& p : places_of(*r, *module_)) {
     const Tensor& own = p.unit ? p.unit->entry(p.entry).local : p.slot->tensor;
     Tensor given;
-    unless_failed([&] { given = local(p.name, own); });
+    errors.run_if_none([&] { given = local(p.name, own); });
     if (!given.defined()) given = zeros(own.sizes(), dtype.value_or(own.dtype()));
     dtype = given.dtype();
     const Tensor whole = p.unit ? p.unit->collect(p.unit->entry(p.entry), given, 0) : given;
-    if (root) unless_failed([&] { f(p.name, whole); });
+    if (root) errors.run_if_none([&] { f(p.name, whole); });
   }
-  dist::throw_on_all(r->group(), error);
+  dist::throw_on_all(r->group(), errors.text());
 }
 
 nn::Module::NamedTensors FsdpModule::named_parameters() const {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "autograd/checkpoint.h"
+#include "distributed/first_error.h"
 #include "distributed/fsdp_join.h"
 #include "distributed/runtime_hooks.h"
 
@@ -19,25 +20,6 @@ int64_t nanoseconds_of(const std::function<void()>& f) {
                                                               start)
       .count();
 }
-
-// Calls that are all made, and of whose errors the first is thrown.
-class FirstError {
- public:
-  template <class F>
-  void run(F f) {
-    try {
-      f();
-    } catch (...) {
-      if (!error_) error_ = std::current_exception();
-    }
-  }
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::exception_ptr error_;
-};
 
 }  // namespace
 

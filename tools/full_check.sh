@@ -100,16 +100,54 @@ kill_and_resume() { # 50 runs killed at a random moment end in the bytes of the 
   [ $bad = 0 ] && [ $resumed -ge 40 ]
 }
 
-fuzz_store() { # seconds
-  ./bazelw test --config=asan //tests/distributed:store_test --test_arg=--gtest_filter='*fuzzed*' --test_env=SHERD_FUZZ_SECONDS="$1" \
-    --test_timeout=$(($1 + 600))
+# They need a core at most, so they go beside the tests: part_beside starts one, and its row comes with `wait_beside`.
+beside=()
+part_beside() { # part_beside NAME COMMAND...
+  local log
+  log=$(mktemp -p "$scratch" beside.XXXX)
+  (
+    shift
+    start=$SECONDS
+    "$@" >"$log" 2>&1
+    echo $? $((SECONDS - start)) >"$log.end"
+  ) &
+  beside+=("$1|$log")
+}
+wait_beside() {
+  local one name log code seconds result
+  wait
+  for one in "${beside[@]}"; do
+    name=${one%%|*} log=${one#*|} result=passed
+    read -r code seconds <"$log.end"
+    if [ "$code" != 0 ]; then
+      result=FAILED
+      failed=1
+      tail -n 60 "$log" >&2
+    fi
+    echo "| $name | $result $(tail -n 1 "$log" | tr '|' ' ' | cut -c1-120) | $seconds |" >>"$report"
+  done
 }
 
-fuzz_files() { # seconds
-  ./bazelw build --config=asan //tests/long:fuzz_files && bazel-bin/tests/long/fuzz_files "$1"
-}
+# The other configs move the bazel-bin link.
+asan_program() { echo "$(./bazelw info --config=asan bazel-bin 2>/dev/null)/$1"; }
 
 part "build" ./bazelw build //... //tests/long:all
+# First, while nothing else runs.
+for benchmark in gemm kernels collectives exact_sum; do
+  part "benchmark $benchmark" ./bazelw run "//benchmarks:$benchmark"
+done
+part "one rank, FULL_SHARD beside no wrapper" python3 benchmarks/one_rank.py
+if [ -n "${SHERD_TORCH_PYTHON:-}" ]; then
+  part "beside PyTorch" python3 benchmarks/side_by_side.py --torch-python "$SHERD_TORCH_PYTHON"
+  part "collectives beside PyTorch and Open MPI" python3 benchmarks/collectives_side_by_side.py --torch-python "$SHERD_TORCH_PYTHON"
+else
+  echo "| beside PyTorch | skipped: SHERD_TORCH_PYTHON is not set | 0 |" >>"$report"
+fi
+part "fuzzers, under AddressSanitizer: build" ./bazelw build --config=asan //tests/long:fuzz_files //tests/distributed:store_test
+part_beside "10 minutes of damaged files, under AddressSanitizer" "$(asan_program tests/long/fuzz_files)" 600
+part_beside "an hour of garbage at the store's port, under AddressSanitizer" \
+  env SHERD_FUZZ_SECONDS=3600 "$(asan_program tests/distributed/store_test)" --gtest_filter='*fuzzed*'
+part "build again" ./bazelw build //... //tests/long:all
 part "tests" cases //...
 part "tests without AVX-512" cases --test_env=SHERD_NO_AVX512=1 //tests/core/... //tests/autograd/... //tests/nn/...
 part "golden runs: ranks x strategies x precisions, wrapping, checkpointing" golden_matrix
@@ -121,23 +159,12 @@ part "same bits: all of FSDP's options" cases //tests/long:bits_matrix_test
 part "50 kills, each resumed" kill_and_resume
 part "1000 random command lines" python3 tests/long/fuzz_flags.py bazel-bin/examples/big_model 1000
 part "AddressSanitizer and UBSan" cases --config=asan //...
-part "10 minutes of damaged files, under AddressSanitizer" fuzz_files 600
-part "an hour of garbage at the store's port, under AddressSanitizer" fuzz_store 3600
 # What has threads. Left out: kernels, layers, optimizers, for libgomp is not instrumented, so OpenMP is off under
 # ThreadSanitizer and they have a single thread; the examples, for oneDNN's and Open MPI's libraries are not either.
 part "ThreadSanitizer: engine, loader, process groups, sharding, launcher" \
   cases --config=tsan //tests/autograd:engine_test //tests/data/... //tests/distributed/... //tests/launcher/...
 echo "| ThreadSanitizer: core, nn, optim, examples | left out: a single thread there, or libraries that are not instrumented | 0 |" >>"$report"
-# The other configs have moved the bazel-bin link.
-part "build again" ./bazelw build //...
-for benchmark in gemm kernels collectives exact_sum; do
-  part "benchmark $benchmark" ./bazelw run "//benchmarks:$benchmark"
-done
-if [ -n "${SHERD_TORCH_PYTHON:-}" ]; then
-  part "beside PyTorch" python3 benchmarks/side_by_side.py --torch-python "$SHERD_TORCH_PYTHON"
-else
-  echo "| beside PyTorch | skipped: SHERD_TORCH_PYTHON is not set | 0 |" >>"$report"
-fi
+wait_beside
 
 echo "report: $report" >&2
 exit $failed

@@ -9,22 +9,10 @@
 #include "core/safetensors.h"
 #include "distributed/agree.h"
 #include "distributed/checkpoint/read_into.h"
+#include "distributed/first_error.h"
 
 namespace sherd::dist {
 namespace {
-
-// A writer that keeps quiet after its first error, so that the collectives around it go on to their
-// end.
-class QuietWriter {
- public:
-  void run(const std::function<void()>& f) {
-    if (error_.empty()) error_ = error_of(f);
-  }
-  const std::string& error() const { return error_; }
-
- private:
-  std::string error_;
-};
 
 // Elements [begin, end) of a stored tensor into `to`, converted.
 void read_part(const SafetensorsReader& file, const std::string& name, int64_t begin, int64_t end,
@@ -75,9 +63,9 @@ DType ModelState::stored_dtype(const Tensor& buffer) const {
 FileSummary save_weights(const std::string& path, ModelState& model) {
   std::unique_ptr<SafetensorsWriter> writer;
   FileSummary summary;
-  QuietWriter quiet;
+  FirstError errors;  // after it the collectives go on to their end
   if (model.is_rank0())
-    quiet.run([&] {
+    errors.run_if_none([&] {
       std::vector<SafetensorsWriter::Entry> entries;
       for (auto& p : model.parts()) entries.push_back({p.name, p.parameter.dtype(), p.full_shape});
       for (auto& [name, t] : model.buffers())
@@ -87,16 +75,16 @@ FileSummary save_weights(const std::string& path, ModelState& model) {
     });
   model.for_each_full([](const ModelState::Part& p) { return p.parameter.detach(); },
                       [&](const std::string&, const Tensor& values) {
-                        quiet.run([&] { writer->append(contiguous_raw(values)); });
+                        errors.run_if_none([&] { writer->append(contiguous_raw(values)); });
                       });
   if (model.is_rank0())
-    quiet.run([&] {
+    errors.run_if_none([&] {
       for (auto& [name, t] : model.buffers())
         writer->append(contiguous_raw(to_raw(t, model.stored_dtype(t))));
     });
-  if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
+  if (model.is_rank0()) errors.run_if_none([&] { summary = writer->finish(); });
   writer.reset();
-  throw_on_all(model.group(), quiet.error());
+  throw_on_all(model.group(), errors.text());
   return summary;
 }
 
@@ -161,7 +149,7 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
 
   std::unique_ptr<SafetensorsWriter> writer;
   FileSummary summary;
-  QuietWriter quiet;
+  FirstError errors;  // after it the collectives go on to their end
   std::vector<std::pair<std::string, Tensor>> scalars;
   for (int64_t i = 0; i < n; ++i) {
     const std::string prefix = "state." + parts[i].name + ".";
@@ -175,7 +163,7 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
     if (name.starts_with("param_groups.")) scalars.emplace_back(name, t);
   auto stepped = [&](int64_t i) { return steps.data<int64_t>()[i] > 0; };
   if (model.is_rank0())
-    quiet.run([&] {
+    errors.run_if_none([&] {
       std::vector<SafetensorsWriter::Entry> entries;
       for (auto& [name, t] : scalars) entries.push_back({name, t.dtype(), t.sizes()});
       for (auto& kind : names)
@@ -201,11 +189,11 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
           return zeros(p.parameter.sizes(), d);
         },
         [&](const std::string& name, const Tensor& values) {
-          if (stepped(index.at(name))) quiet.run([&] { writer->append(values); });
+          if (stepped(index.at(name))) errors.run_if_none([&] { writer->append(values); });
         });
-  if (model.is_rank0()) quiet.run([&] { summary = writer->finish(); });
+  if (model.is_rank0()) errors.run_if_none([&] { summary = writer->finish(); });
   writer.reset();
-  throw_on_all(model.group(), quiet.error());
+  throw_on_all(model.group(), errors.text());
   return summary;
 }
 

@@ -402,7 +402,7 @@ TEST(DyingRanks, KilledInMidRun) {
   for (int victim : {1, 0}) kill_in_mid_run(victim, {}, 5);
 }
 TEST(DyingRanks, KilledInMidRunOverMpi) {
-  if (access("/usr/bin/mpirun", X_OK) != 0) GTEST_SKIP() << "mpirun is not installed";
+  if (!sherd::dist::has_mpirun()) GTEST_SKIP() << "mpirun is not installed";
   kill_in_mid_run(1, {"--backend=mpi"}, 15);  // mpirun takes some seconds to end
 }
 
@@ -419,7 +419,7 @@ TEST(DyingRanks, InterruptEndsAll) {
 // One that throws: the loss becomes NaN, and every rank says so; it is told once.
 TEST(DyingRanks, ThatThrow) {
   for (const char* backend : {"auto", "mpi"}) {
-    if (backend == std::string("mpi") && access("/usr/bin/mpirun", X_OK) != 0) continue;
+    if (backend == std::string("mpi") && !sherd::dist::has_mpirun()) continue;
     const dist::Result r =
         big_model(small_run(2) + Flags{"--lr=1e30", concat("--backend=", backend)});
     EXPECT_EQ(r.exit_code, 1);

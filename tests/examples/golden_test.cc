@@ -1,7 +1,6 @@
 // The main job by its command line against PyTorch's runs (tests/goldens): every strategy at 1, 2
 // and 4 ranks gives every step's loss and gradient norm, and the final weights.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 
@@ -79,7 +78,7 @@ TEST_P(Golden, SameNumbersAsPyTorch) {
 }
 
 TEST(GoldenOverMpi, SameNumbersAsPyTorch) {
-  if (access("/usr/bin/mpirun", X_OK) != 0) GTEST_SKIP() << "mpirun is not installed";
+  if (!sherd::dist::has_mpirun()) GTEST_SKIP() << "mpirun is not installed";
   for (const char* strategy : {"full_shard", "ddp"})
     expect_same_numbers("bigmodel_tiny", 2, strategy, {"--backend=mpi"});
 }

@@ -1,7 +1,6 @@
 // What must not change a bit of the trained weights: strategy, wrapping, recomputation, a second
 // run; and of the start weights: the number of ranks. Whole files are compared.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "core/safetensors.h"
 #include "tests/examples/big_model_run.h"
@@ -64,7 +63,7 @@ TEST_P(SameBits, Backends) {
   std::vector<Flags> runs;
   for (const char* strategy : {"--strategy=full_shard", "--strategy=ddp"})
     for (const char* backend : {"--backend=gloo", "--backend=shm", "--backend=mpi"})
-      if (access("/usr/bin/mpirun", X_OK) == 0 || std::string(backend) != "--backend=mpi")
+      if (sherd::dist::has_mpirun() || std::string(backend) != "--backend=mpi")
         runs.push_back({strategy, backend, "--steps=6"});
   expect_same(runs);
 }

@@ -29,7 +29,7 @@ inline std::vector<std::string> start(Start how, int ranks, const std::string& p
       command = {sherd::dist::kSherdrun, "--nproc_per_node=" + n, program};
       break;
     case Start::kMpirun:
-      command = {"/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "-n", n, program};
+      command = {sherd::dist::kMpirun, "--allow-run-as-root", "--oversubscribe", "-n", n, program};
       break;
   }
   command.insert(command.end(), flags.begin(), flags.end());

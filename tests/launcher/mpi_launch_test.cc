@@ -16,8 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool has_mpirun() { return access("/usr/bin/mpirun", X_OK) == 0; }
-
 class MpiLaunch : public testing::Test {
  protected:
   void SetUp() override {

@@ -98,6 +98,8 @@ Result Program::wait(double deadline_s) {
   return result;
 }
 
+bool has_mpirun() { return access(kMpirun, X_OK) == 0; }
+
 Result run(const std::vector<std::string>& argv, const ProgramOptions& options) {
   return Program(argv, options).wait();
 }

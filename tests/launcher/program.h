@@ -16,6 +16,9 @@ namespace sherd::dist {
 inline const char* const kSherdrun = "tools/sherdrun";
 inline const char* const kRankProgram = "tests/launcher/rank_program";
 inline const char* const kSelfLauncher = "tests/launcher/self_launcher";
+inline const char* const kMpirun = "/usr/bin/mpirun";
+
+bool has_mpirun();
 
 struct Result {
   int exit_code = -1;  // -1: killed by `signal`
