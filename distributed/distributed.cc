@@ -329,6 +329,22 @@ std::vector<int64_t> row_runs(const char* what, const Tensor& x, std::vector<int
   return splits;
 }
 
+struct NamedList {
+  const char* name;
+  const std::vector<Tensor>& tensors;
+};
+void check_coalesced(const char* op, const NamedList& full, const NamedList& pieces, int size) {
+  if (full.tensors.size() != pieces.tensors.size())
+    fail("[", op, "] got ", full.tensors.size(), " ", full.name, " and ", pieces.tensors.size(),
+         " ", pieces.name, ": should be as many");
+  for (size_t i = 0; i < full.tensors.size(); ++i) {
+    const Tensor &whole = full.tensors[i], &piece = pieces.tensors[i];
+    if (whole.defined() && piece.defined() && whole.numel() != size * piece.numel())
+      fail("[", op, "] ", full.name, "[", i, "] has shape ", whole.sizes(), " and ", pieces.name,
+           "[", i, "] ", piece.sizes(), ": should be ", size, " times its elements");
+  }
+}
+
 }  // namespace
 
 Work broadcast(const Tensor& tensor, int root, const CallOptions& options) {
@@ -374,6 +390,10 @@ Work all_gather_into_tensor_coalesced(const std::vector<Tensor>& outputs,
                                       const std::vector<Tensor>& inputs,
                                       const CallOptions& options) {
   Call call("all_gather_into_tensor_coalesced", options);
+  call.check([&] {
+    check_coalesced("all_gather_into_tensor_coalesced", {"outputs", outputs}, {"inputs", inputs},
+                    call->size());
+  });
   std::vector<Tensor> pieces;
   for (const Tensor& x : inputs) pieces.push_back(x.defined() ? contiguous_raw(x) : x);
   const Work work = call->all_gather_pieces(outputs, pieces, call.options());
@@ -411,6 +431,10 @@ Work reduce_scatter_tensor_coalesced(const std::vector<Tensor>& outputs,
                                      const std::vector<Tensor>& inputs, ReduceOp op,
                                      const CallOptions& options) {
   Call call("reduce_scatter_tensor_coalesced", options);
+  call.check([&] {
+    check_coalesced("reduce_scatter_tensor_coalesced", {"inputs", inputs}, {"outputs", outputs},
+                    call->size());
+  });
   const Work work = call->reduce_scatter_pieces(outputs, inputs, op, call.options());
   for (const Tensor& x : outputs) x.bump_version();
   return call.finish(work);

@@ -93,7 +93,9 @@ TEST_P(Coalesced, O_005_ReduceScatterAndAllGatherOfThreeShapes) {
     all_gather_into_tensor_coalesced({all}, {column});
     EXPECT_EQ(all.data<float>()[2 * 6 + 3], float(value(2, 6, 0)));
     EXPECT_HAS(error_of([] { all_gather_into_tensor_coalesced({zeros({7})}, {zeros({2})}); }),
-               "3 times the piece");
+               "outputs[0] has shape [7] and inputs[0] [2]: should be 3 times its elements");
+    EXPECT_HAS(error_of([] { reduce_scatter_tensor_coalesced({zeros({2})}, {zeros({7})}); }),
+               "inputs[0] has shape [7] and outputs[0] [2]: should be 3 times its elements");
     EXPECT_HAS(error_of([] { reduce_scatter_tensor_coalesced({}, {}); }), "one at least");
     barrier();
   });
