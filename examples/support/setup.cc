@@ -85,9 +85,7 @@ nlohmann::json describe_run(const Options& o, const nn::Module& model, const Fsd
   else
     parameters = model.num_parameters();
   nlohmann::json j = {
-      {"strategy", fsdp  ? name_of(how->sharding_strategy)
-                   : ddp ? "ddp"
-                         : "none"},
+      {"strategy", fsdp && o.strategy == "ddp" ? "no_shard" : o.strategy},
       {"world_size", dist::world_size()},
       {"backend", dist::default_group()->backend()},
       {"device", to_string(dist::local_device())},
