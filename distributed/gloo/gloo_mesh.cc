@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/context.h"
+#include "distributed/exchange_texts.h"
 
 namespace sherd::dist {
 namespace {
@@ -174,13 +175,13 @@ class GlooMesh : public Mesh {
         const auto bytes = context_->createPair(r)->address().bytes();
         addresses.append(bytes.data(), bytes.size());
       }
-      store.set(key("address", rank), addresses);
-      await_all(store, "address", until(deadline), timeout);
+      Party party{.op = "gloo", .rank = rank, .timeout = timeout};
+      for (int r = 0; r < size; ++r) party.ranks.push_back(r);
+      const std::vector<std::string> all = exchange_texts(store, "address", addresses, party);
       for (int r = 0; r < size; ++r) {
         if (r == rank) continue;
-        const std::string theirs = store.get(key("address", r));
-        const size_t length = theirs.size() / (size - 1), place = rank > r ? rank - 1 : rank;
-        const char* p = theirs.data() + place * length;
+        const size_t length = all[r].size() / (size - 1), place = rank > r ? rank - 1 : rank;
+        const char* p = all[r].data() + place * length;
         context_->getPair(r)->connect(std::vector<char>(p, p + length));
       }
       watched_.resize(size);
@@ -190,8 +191,8 @@ class GlooMesh : public Mesh {
         watched_[r]->recv(r, kWatchChannel, 0, 1);
       }
       // Who goes on at once, and fails, must not look like one that could not be reached.
-      store.set(key("connected", rank), "");
-      await_all(store, "connected", until(deadline), timeout);
+      party.timeout = until(deadline);
+      exchange_texts(store, "connected", "", party);
     } catch (const gloo::Exception& e) {
       fail("[gloo] rank ", rank, " of ", size, " at ", address,
            " could not connect to its peers: ", e.what());
@@ -250,23 +251,6 @@ class GlooMesh : public Mesh {
   }
 
  private:
-  static std::string key(const char* stage, int rank) { return concat(stage, "/", rank); }
-
-  void await_all(Store& store, const char* stage, Milliseconds left, Milliseconds timeout) {
-    std::vector<std::string> keys;
-    for (int r = 0; r < size_; ++r) keys.push_back(key(stage, r));
-    try {
-      store.wait(keys, left);
-    } catch (const StoreTimeout&) {
-      std::string missing;
-      for (int r = 0; r < size_; ++r)
-        if (!store.check({key(stage, r)})) missing += concat(missing.empty() ? "" : ", ", r);
-      fail("[gloo] rank ", rank_, " of ", size_, " waited ", timeout.count(),
-           " ms for the others to come: missing are ranks ", missing, " (store ", store.name(),
-           ")");
-    }
-  }
-
   // Is any peer lost? mutex_ is held.
   bool look() {
     bool any = false;

@@ -9,6 +9,7 @@
 #include <map>
 #include <sstream>
 
+#include "distributed/exchange_texts.h"
 #include "distributed/mpi/mpi_process.h"
 #include "distributed/shm/node.h"
 
@@ -91,31 +92,17 @@ void check(const std::vector<Announcement>& all) {
 
 std::shared_ptr<MpiJob> MpiJob::meet(Store& store, int rank, int world_size, Milliseconds timeout) {
   const Announcement mine = announcement();
-  auto key = [](int r) { return concat("mpi/", r); };
-  store.set(key(rank), to_text(mine));
-  std::vector<std::string> keys;
-  for (int r = 0; r < world_size; ++r) keys.push_back(key(r));
-  try {
-    store.wait(keys, timeout);
-  } catch (const StoreTimeout&) {
-    std::vector<int> missing;
-    for (int r = 0; r < world_size; ++r)
-      if (!store.check({key(r)})) missing.push_back(r);
-    fail("[init_process_group] rank ", rank, " of ", world_size, " waited ", timeout.count(),
-         " ms for the others to come: missing are ", list_of(missing), " (store ", store.name(),
-         ")");
-  }
+  Party party{.rank = rank, .timeout = timeout};
+  for (int r = 0; r < world_size; ++r) party.ranks.push_back(r);
   std::vector<Announcement> all;
-  for (int r = 0; r < world_size; ++r) all.push_back(from_text(store.get(key(r))));
+  for (auto& text : exchange_texts(store, "mpi", to_text(mine), party))
+    all.push_back(from_text(text));
   try {
     check(all);
   } catch (const Error&) {  // of all ranks: who serves the store waits until they know
-    auto known = [](int r) { return concat("mpi_known/", r); };
-    store.set(known(rank), "");
-    std::vector<std::string> everyone;
-    for (int r = 0; r < world_size; ++r) everyone.push_back(known(r));
+    party.timeout = std::min<Milliseconds>(timeout, std::chrono::seconds(5));
     try {
-      store.wait(everyone, std::min<Milliseconds>(timeout, std::chrono::seconds(5)));
+      exchange_texts(store, "mpi_known", "", party);
     } catch (const Error&) {
     }
     throw;

@@ -23,6 +23,7 @@
 #include <thread>
 #include <utility>
 
+#include "distributed/exchange_texts.h"
 #include "distributed/mpi/mpi_job.h"
 #include "distributed/mpi/mpi_process.h"
 
@@ -384,26 +385,14 @@ std::unique_ptr<Mesh> connect_mpi_mesh(std::shared_ptr<MpiJob> job, int rank,
                                        std::vector<int> ranks, Store& store, Milliseconds timeout,
                                        int64_t largest) {
   MpiProcess& mpi = MpiProcess::get();
-  const int size = int(ranks.size());
-  auto key = [](int r) { return concat("number/", r); };
   int64_t number;
   {
     Lock lock = mpi.lock();
     number = mpi.proposed_number();
   }
-  store.set(key(rank), std::to_string(number));
-  std::vector<std::string> keys;
-  for (int r = 0; r < size; ++r) keys.push_back(key(r));
-  try {
-    store.wait(keys, timeout);
-  } catch (const StoreTimeout&) {
-    std::string missing;
-    for (int r = 0; r < size; ++r)
-      if (!store.check({key(r)})) missing += concat(missing.empty() ? "" : ", ", ranks[r]);
-    fail("[mpi] rank ", ranks[rank], " waited ", timeout.count(),
-         " ms for the others to come: missing are ranks ", missing, " (store ", store.name(), ")");
-  }
-  for (const std::string& k : keys) number = std::max<int64_t>(number, std::stoll(store.get(k)));
+  const Party party{.op = "mpi", .ranks = ranks, .rank = rank, .timeout = timeout};
+  for (auto& text : exchange_texts(store, "number", std::to_string(number), party))
+    number = std::max<int64_t>(number, std::stoll(text));
   if (number >= kNumbers) fail("[mpi] this process has made ", kNumbers, " groups");
   {
     Lock lock = mpi.lock();

@@ -16,6 +16,7 @@
 
 #include "core/context.h"
 #include "core/error.h"
+#include "distributed/exchange_texts.h"
 #include "distributed/store_token.h"
 
 namespace sherd::dist {
@@ -155,24 +156,13 @@ std::shared_ptr<Node> Node::meet(Store& store, int rank, int world_size, Millise
   } catch (const Error& e) {
     node->why_not_ = e.what();
   }
-  auto key = [](int r) { return concat("node/", r); };
-  store.set(key(rank), concat(mine.host, " ", mine.socket, " ", mine.token));
-  std::vector<std::string> keys;
-  for (int r = 0; r < world_size; ++r) keys.push_back(key(r));
-  try {
-    store.wait(keys, timeout);
-  } catch (const StoreTimeout&) {
-    std::string missing;
-    for (int r = 0; r < world_size; ++r)
-      if (!store.check({key(r)})) missing += concat(missing.empty() ? "" : ", ", r);
-    fail("[init_process_group] rank ", rank, " of ", world_size, " waited ", timeout.count(),
-         " ms for the others to come: missing are ranks ", missing, " (store ", store.name(), ")");
-  }
+  Party party{.rank = rank, .timeout = timeout};
+  for (int r = 0; r < world_size; ++r) party.ranks.push_back(r);
+  const std::vector<std::string> texts =
+      exchange_texts(store, "node", concat(mine.host, " ", mine.socket, " ", mine.token), party);
   std::vector<Announcement> all(world_size);
   for (int r = 0; r < world_size; ++r) {
-    std::istringstream in(r == rank ? "" : store.get(key(r)));
-    in >> all[r].host >> all[r].socket >> all[r].token;
-    if (r == rank) all[r] = mine;
+    std::istringstream(texts[r]) >> all[r].host >> all[r].socket >> all[r].token;
     node->hosts_.push_back(all[r].host == "-" ? "" : all[r].host);
     if (r == rank || (mine.host != "-" && all[r].host == mine.host)) node->ranks_.push_back(r);
   }

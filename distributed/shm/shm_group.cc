@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "distributed/exchange_texts.h"
+
 namespace sherd::dist {
 namespace {
 
@@ -23,26 +25,14 @@ ShmGroup::ShmGroup(std::shared_ptr<Node> node, int rank, std::vector<int> ranks,
   // Straight from the arena: such pages are zeros, and lie where no tensor will.
   blocks_[rank_] = take(block_bytes_);
   try {
-    auto key = [](int r) { return concat("control/", r); };
-    store.set(key(rank_), bytes_of(find(blocks_[rank_], block_bytes_)));
-    std::vector<std::string> keys;
-    for (int r = 0; r < size(); ++r) keys.push_back(key(r));
-    try {
-      store.wait(keys, timeout);
-    } catch (const StoreTimeout&) {
-      std::string missing;
-      for (int r = 0; r < size(); ++r)
-        if (!store.check({key(r)})) missing += concat(missing.empty() ? "" : ", ", ranks_[r]);
-      fail("[shm] rank ", ranks_[rank_], " waited ", timeout.count(),
-           " ms for the others to come: missing are ranks ", missing, " (store ", store.name(),
-           ")");
-    }
+    const std::vector<std::string> places =
+        exchange_texts(store, "control", bytes_of(find(blocks_[rank_], block_bytes_)),
+                       {.op = "shm", .ranks = ranks_, .rank = rank_, .timeout = timeout});
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
       Place place;
-      const std::string text = store.get(key(r));
-      if (text.size() != sizeof place) fail("[shm] the store's ", key(r), " is damaged");
-      std::memcpy(&place, text.data(), sizeof place);
+      if (places[r].size() != sizeof place) fail("[shm] the store's control/", r, " is damaged");
+      std::memcpy(&place, places[r].data(), sizeof place);
       blocks_[r] = node_->at(ranks_[r], place, block_bytes_, /*writable=*/true);
       places_[r] = place;
     }
