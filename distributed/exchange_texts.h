@@ -11,9 +11,9 @@ namespace sherd::dist {
 
 struct Party {
   const char* op = "init_process_group";  // for messages
-  std::vector<int> ranks;                 // their numbers in the job
+  std::vector<int> ranks = {};            // their numbers in the job
   int rank = 0;                           // this one's place among them
-  Milliseconds timeout{};
+  Milliseconds timeout = kDefaultTimeout;
 };
 
 // Sets "<what>/<place>" and returns the texts of all, by place. Error that names the ranks whose
