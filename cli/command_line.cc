@@ -74,6 +74,7 @@ void parse(CLI::App& app, int argc, char** argv) {
     if (word->value) reversed.push_back(*word->value);
     reversed.push_back(word->text);
   }
+  if (app.get_name().empty()) app.name(argv[0]);
   app.parse(reversed);
 }
 
@@ -89,19 +90,24 @@ std::optional<int> parse(CLI::App& app, const std::string& program, int argc, ch
   }
 }
 
+std::string read_whole_number(std::string_view text, int64_t least, int64_t most, int64_t& n) {
+  const char *begin = text.data(), *end = begin + text.size();
+  const auto result = std::from_chars(begin, end, n);
+  if (result.ec != std::errc::invalid_argument && result.ptr == end) {
+    if (result.ec == std::errc() && n >= least && n <= most) return {};
+    if (result.ec == std::errc() ? n > most : text[0] != '-')
+      return concat(text, " is too large: at most ", most);
+  }
+  return concat(text.empty() ? "an empty value" : text, " should be a whole number from ", least);
+}
+
 CLI::Validator whole_number(int64_t least, int64_t most) {
   return CLI::Validator(
-      [=](std::string& text) -> std::string {
+      [=](std::string& text) {
         int64_t n = 0;
-        const char *begin = text.data(), *end = begin + text.size();
-        const auto result = std::from_chars(begin, end, n);
-        if (result.ec != std::errc::invalid_argument && result.ptr == end) {
-          if (result.ec == std::errc() && n >= least && n <= most) return {};
-          if (result.ec == std::errc() ? n > most : text[0] != '-')
-            return concat(text, " is too large: at most ", most);
-        }
-        return concat(text.empty() ? "an empty value" : text, " should be a whole number from ",
-                      least);
+        std::string mistake = read_whole_number(text, least, most, n);
+        if (mistake.empty()) text = std::to_string(n);  // CLI11 would take "010" for octal
+        return mistake;
       },
       "", "");
 }

@@ -3,7 +3,7 @@
 //     int main(int argc, char** argv) {
 //       CLI::App app{"Counts."};
 //       int64_t steps = 10;
-//       app.add_option("--steps", steps)->check(cli::whole_number(0));
+//       app.add_option("--steps", steps)->transform(cli::whole_number(0));
 //       if (auto code = cli::parse(app, "count", argc, argv)) return *code;
 //       ...
 //       return cli::finish("count", 0);
@@ -18,6 +18,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace sherd::cli {
 
@@ -28,9 +29,12 @@ std::optional<int> parse(CLI::App& app, const std::string& program, int argc, ch
 // The same, and what was wrong is thrown: CLI::ParseError, CLI::CallForHelp.
 void parse(CLI::App& app, int argc, char** argv);
 
-// Numbers as values: a check for add_option. most: 2^40, so that sums and products of two stay
-// whole.
+// Decimal, with zeros in front or not: for transform(). most: 2^40, so that sums and products of two
+// stay whole.
 CLI::Validator whole_number(int64_t least, int64_t most = int64_t(1) << 40);
+// The same without CLI11. Returns what is wrong; empty: n holds the number.
+std::string read_whole_number(std::string_view text, int64_t least, int64_t most, int64_t& n);
+// For check().
 CLI::Validator number(double least = 0, double below = std::numeric_limits<double>::infinity());
 
 // Prints the mistake as one line on stderr. Returns 2.

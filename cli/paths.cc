@@ -22,8 +22,8 @@ namespace {
 std::string resolved(const std::string& path) {
   std::string target = path;
   try {
-    target = AtomicFile(path).path();
-  } catch (const Error&) {  // a folder, or no place to write
+    target = target_of(path);
+  } catch (const Error&) {  // no regular file
   }
   std::error_code error;
   const fs::path found = fs::weakly_canonical(target, error);
@@ -46,8 +46,10 @@ void attempt(const std::string& flag, const std::string& path, const std::string
   try {
     const AtomicFile made(file);
   } catch (const Error& e) {
-    const std::string text = e.what(), front = concat("[write_file] ", file, ": ");
-    refuse_output(flag, path, text.starts_with(front) ? text.substr(front.size()) : text);
+    std::string text = e.what();
+    for (const std::string& front : {std::string("[write_file] "), file + ": "})
+      if (text.starts_with(front)) text.erase(0, front.size());
+    refuse_output(flag, path, text);
   }
 }
 

@@ -31,27 +31,7 @@ std::string folder_of(const std::string& path) {
 constexpr int kMaxLinks = 40;  // the kernel's own limit
 
 void need_regular(const char* op, const std::string& path, const struct stat& info) {
-  if (!S_ISREG(info.st_mode)) fail("[", op, "] ", path, " is not a regular file");
-}
-
-// Where the file that `path` names lies, or will lie: a symbolic link stays what it is, also one to
-// nothing yet, and a device or a pipe is nothing to be replaced.
-std::string target_of(const std::string& path) {
-  struct stat info;
-  if (::stat(path.c_str(), &info) == 0)
-    need_regular("write_file", path, info);
-  else if (errno != ENOENT)
-    fail_with_errno("write_file", path);
-  std::string at = path;
-  for (int links = 0; links <= kMaxLinks; ++links) {
-    char target[PATH_MAX];
-    const ssize_t n = ::readlink(at.c_str(), target, sizeof target);
-    if (n < 0) return at;
-    const std::string to(target, size_t(n));
-    at = to.starts_with('/') ? to : folder_of(at) + "/" + to;
-  }
-  errno = ELOOP;
-  fail_with_errno("write_file", path);
+  if (!S_ISREG(info.st_mode)) fail("[", op, "] ", path, ": it is not a regular file");
 }
 
 class Descriptor {
@@ -86,6 +66,24 @@ void for_blocks(const std::string& path, F f) {
 }
 
 }  // namespace
+
+std::string target_of(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0)
+    need_regular("write_file", path, info);
+  else if (errno != ENOENT)
+    fail_with_errno("write_file", path);
+  std::string at = path;
+  for (int links = 0; links <= kMaxLinks; ++links) {
+    char target[PATH_MAX];
+    const ssize_t n = ::readlink(at.c_str(), target, sizeof target);
+    if (n < 0) return at;
+    const std::string to(target, size_t(n));
+    at = to.starts_with('/') ? to : folder_of(at) + "/" + to;
+  }
+  errno = ELOOP;
+  fail_with_errno("write_file", path);
+}
 
 struct AtomicFile::Hash {
   Hash() : state(XXH3_createState()) { reset(); }

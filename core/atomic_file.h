@@ -51,6 +51,9 @@ class AtomicFile {
   std::vector<uint64_t> block_checksums_;
 };
 
+// Where a file that AtomicFile writes under this path will lie: a symbolic link stays what it is,
+// also one to nothing yet. Error where there is something else than a regular file to be replaced.
+std::string target_of(const std::string& path);
 FileSummary summarize_file(const std::string& path);
 // XXH3, 64 bits.
 uint64_t checksum_of(const void* data, int64_t bytes);

@@ -35,9 +35,9 @@ struct Dims {
   bool operator==(const Dims& o) const { return n == o.n && std::equal(begin(), end(), o.begin()); }
   // The product; 1 for no dimensions.
   int64_t numel() const {
-    int64_t p = 1;
-    for (auto x : *this) p *= x;
-    return p;
+    uint64_t p = 1;  // beside a 0, others may overflow
+    for (auto x : *this) p *= uint64_t(x);
+    return int64_t(p);
   }
 };
 

@@ -7,12 +7,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 
 #include "core/atomic_file.h"
 #include "core/error.h"
@@ -32,26 +32,32 @@ struct Descriptor {
 // [Note: files cut short] The system has nothing to show for pages beyond the end that a mapped file
 // has got: it sends SIGBUS, wherever the program happens to read. The handler looks the address up
 // among what is mapped, so that the last words name the file, and leaves the rest to who would have
-// had the signal: the same read is tried again and faults again.
+// had the signal: the same read is tried again and faults again. Nothing that it reads is ever freed.
 struct Mapping {
-  std::string_view bytes;
-  std::string path;
+  std::atomic<bool> is_taken;
+  std::atomic<const char*> begin, end;  // null: not to be read
+  std::array<char, 512> path;           // a longer one has its end here
 };
-std::array<std::atomic<const Mapping*>, 256> mappings;  // of more files, some stay unnamed
+std::array<Mapping, 256> mappings;  // of more files, some stay unnamed
 struct sigaction bus_action_before;
 
 void on_bus_error(int, siginfo_t* info, void*) {
   const char* at = static_cast<const char*>(info->si_addr);
-  for (const auto& slot : mappings) {
-    const Mapping* m = slot.load();
-    if (!m || at < m->bytes.data() || at >= m->bytes.data() + m->bytes.size()) continue;
-    static constexpr std::string_view kText = ": the file was cut short while it was read\n";
-    const std::array<iovec, 2> line{iovec{const_cast<char*>(m->path.data()), m->path.size()},
-                                    iovec{const_cast<char*>(kText.data()), kText.size()}};
-    [[maybe_unused]] const ssize_t n = ::writev(2, line.data(), int(line.size()));
-    break;
-  }
   ::sigaction(SIGBUS, &bus_action_before, nullptr);
+  if (info->si_code <= 0 || info->si_code == BUS_MCEERR_AO) {  // sent: no read will fault again
+    ::raise(SIGBUS);
+    return;
+  }
+  for (const Mapping& m : mappings) {
+    const char* end = m.end.load();
+    if (!end || at < m.begin.load() || at >= end) continue;
+    static constexpr std::string_view kText = ": the file was cut short while it was read\n";
+    const std::array<iovec, 2> line{
+        iovec{const_cast<char*>(m.path.data()), ::strnlen(m.path.data(), m.path.size())},
+        iovec{const_cast<char*>(kText.data()), kText.size()}};
+    [[maybe_unused]] const ssize_t n = ::writev(2, line.data(), int(line.size()));
+    return;
+  }
 }
 
 void remember(std::string_view bytes, const std::string& path) {
@@ -61,21 +67,22 @@ void remember(std::string_view bytes, const std::string& path) {
     action.sa_flags = SA_SIGINFO;
     return ::sigaction(SIGBUS, &action, &bus_action_before);
   }();
-  auto mapping = std::make_unique<Mapping>(Mapping{bytes, path});
-  for (auto& slot : mappings) {
-    const Mapping* none = nullptr;
-    if (!slot.compare_exchange_strong(none, mapping.get())) continue;
-    (void)mapping.release();
+  for (Mapping& m : mappings) {
+    if (m.is_taken.exchange(true)) continue;
+    const size_t n = std::min(path.size(), m.path.size());
+    m.path.fill(0);
+    path.copy(m.path.data(), n, path.size() - n);
+    m.begin = bytes.data();
+    m.end = bytes.data() + bytes.size();
     return;
   }
 }
 
 void forget(std::string_view bytes) {
-  for (auto& slot : mappings) {
-    const Mapping* m = slot.load();
-    if (!m || m->bytes.data() != bytes.data()) continue;
-    slot = nullptr;
-    delete m;
+  for (Mapping& m : mappings) {
+    if (!m.end.load() || m.begin.load() != bytes.data()) continue;
+    m.end = nullptr;
+    m.is_taken = false;
     return;
   }
 }

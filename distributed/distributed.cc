@@ -75,7 +75,7 @@ Group make_group(const Job& job, std::string name, int rank, std::vector<int> ra
   } else if (rank >= 0 && size > 1 && init.backend == "mpi") {
     init.mesh = connect_mpi_mesh(job.mpi, rank, std::move(ranks), *store, timeout);
   } else if (rank >= 0 && size > 1) {
-    init.mesh = connect_gloo_mesh(rank, size, *store, job.address, timeout);
+    init.mesh = connect_gloo_mesh(rank, ranks, *store, job.address, timeout);
   }
   if (rank >= 0 && init.backend == "shm+gloo") {
     const int width = job.node->ranks_per_host(ranks), first = rank / width * width;
@@ -486,7 +486,7 @@ void monitored_barrier(const CallOptions& options) {
                        " did not come to monitored_barrier within ", timeout.count(), " ms");
     }
     store.set("verdict", verdict);
-    if (n > 0) {  // all have read the one before
+    if (n > 0 && verdict == "all came") {  // so all have read the one before
       PrefixStore last(concat("monitored/", call->name(), "/", n - 1), j.store);
       for (auto& key : keys) last.delete_key(key);
       last.delete_key("verdict");

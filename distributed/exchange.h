@@ -70,9 +70,10 @@ class Exchange {
   // Returns when no peer reads or writes this collective's tensors any more.
   virtual void end() = 0;
 
-  // Tells all peers that this rank leaves, and waits until they leave too, or entered something
-  // else, or the deadline has passed. Never throws.
+  // Leaving, in two steps that never throw: tells all peers; then waits until they leave too, or
+  // entered something else, or the deadline has passed.
   virtual void say_goodbye(uint64_t sequence, TimePoint deadline) = 0;
+  virtual void await_goodbyes() = 0;
   // Of a lost peer: did it say goodbye? Then the tag that it said it with.
   virtual std::optional<CollectiveTag> goodbye_of(int peer) = 0;
 

@@ -1,14 +1,22 @@
 #include "distributed/exchange_texts.h"
 
-namespace sherd::dist {
+#include <algorithm>
 
-std::vector<std::string> exchange_texts(Store& store, const std::string& what,
-                                        const std::string& mine, const Party& party) {
+namespace sherd::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Returns the keys of all.
+std::vector<std::string> meet(Store& store, const std::string& what, const std::string& mine,
+                              const Party& party) {
   std::vector<std::string> keys;
   for (size_t i = 0; i < party.ranks.size(); ++i) keys.push_back(concat(what, "/", i));
   store.set(keys[size_t(party.rank)], mine);
+  const auto left =
+      std::chrono::ceil<Milliseconds>(party.since + party.timeout - Clock::now());
   try {
-    store.wait(keys, party.timeout);
+    store.wait(keys, std::max(left, Milliseconds(1)));
   } catch (const StoreTimeout&) {
     std::string missing;
     for (size_t i = 0; i < keys.size(); ++i)
@@ -17,9 +25,20 @@ std::vector<std::string> exchange_texts(Store& store, const std::string& what,
          " waited ", party.timeout.count(), " ms for the others to come: missing are ranks ",
          missing, " (store ", store.name(), ")");
   }
+  return keys;
+}
+
+}  // namespace
+
+std::vector<std::string> exchange_texts(Store& store, const std::string& what,
+                                        const std::string& mine, const Party& party) {
   std::vector<std::string> texts;
-  for (auto& k : keys) texts.push_back(store.get(k));
+  for (auto& key : meet(store, what, mine, party)) texts.push_back(store.get(key));
   return texts;
+}
+
+void await_all(Store& store, const std::string& what, const Party& party) {
+  meet(store, what, "", party);
 }
 
 }  // namespace sherd::dist

@@ -219,7 +219,8 @@ void FileStore::wait(const std::vector<std::string>& keys, Milliseconds timeout)
     std::vector<std::string> missing;
     {
       const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
-      const Locked locked(*this, std::max(left, Milliseconds(1)));
+      // Others that wait for keys have the lock most of the time: also at the end it takes some.
+      const Locked locked(*this, std::max(left, Milliseconds(1000)));
       std::copy_if(keys.begin(), keys.end(), std::back_inserter(missing),
                    [&](const auto& k) { return !values_.contains(k); });
     }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -86,14 +85,15 @@ void FsdpModule::for_each_full(
   const auto r = runtime();
   dist::all_or_none(r->group(), [&] { r->require_idle("reading the full state"); });
   const bool root = r->group()->rank() == 0;
-  // After the caller's first error the collectives go on, with zeros, to their end.
+  // After the caller's first error the collectives go on, with zeros where it gives nothing.
   dist::FirstError errors;
-  std::optional<DType> dtype;  // of what the caller gives, if it has given something
+  std::unordered_map<DType, DType> given_as;  // what the caller gave for one of that dtype
   for (const Place& p : places_of(*r, *module_)) {
     const Tensor& own = p.unit ? p.unit->entry(p.entry).local : p.slot->tensor;
     Tensor given;
-    errors.run_if_none([&] { given = local(p.name, own); });
-    if (!given.defined()) given = zeros(own.sizes(), dtype.value_or(own.dtype()));
+    errors.run([&] { given = local(p.name, own); });
+    DType& dtype = given_as.try_emplace(own.dtype(), own.dtype()).first->second;
+    if (!given.defined()) given = zeros(own.sizes(), dtype);
     dtype = given.dtype();
     const Tensor whole = p.unit ? p.unit->collect(p.unit->entry(p.entry), given, 0) : given;
     if (root) errors.run_if_none([&] { f(p.name, whole); });

@@ -4,8 +4,10 @@
 //     return Future(work, half).then([buffer](const Tensor& sum) { copy_raw(buffer, sum);
 //                                                                  return buffer; });
 #pragma once
+#include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "core/tensor.h"
@@ -13,8 +15,8 @@
 
 namespace sherd::dist {
 
-// Copies share the work and the value. What then() chains runs once, in the first wait(), on the
-// thread that waits.
+// Copies share the work and the value, and may be waited for by several threads. What then() chains
+// runs once, in the first wait(), on the thread that waits; if it throws, each wait() does.
 class Future {
  public:
   Future() = default;                                         // of nothing
@@ -32,10 +34,15 @@ class Future {
   Tensor wait() const {
     if (!state_) return {};
     state_->work.wait();
-    if (state_->make) {
-      state_->value = state_->make();
-      state_->make = nullptr;
+    std::lock_guard lock(state_->mutex);
+    if (const auto make = std::exchange(state_->make, nullptr)) {
+      try {
+        state_->value = make();
+      } catch (...) {
+        state_->error = std::current_exception();
+      }
     }
+    if (state_->error) std::rethrow_exception(state_->error);
     return state_->value;
   }
 
@@ -44,7 +51,9 @@ class Future {
     State(Work w, Tensor v) : work(std::move(w)), value(std::move(v)) {}
     Work work;
     Tensor value;
+    std::mutex mutex;
     std::function<Tensor()> make;  // the value, once
+    std::exception_ptr error;
   };
   std::shared_ptr<State> state_;
 };

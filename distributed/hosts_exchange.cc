@@ -141,6 +141,12 @@ class HostsExchange : public Exchange {
     across_.say_goodbye(sequence, deadline);  // where ranks in a collective look for tags
     flat_.say_goodbye(sequence, deadline);
   }
+  // Not before all is said: a wait that ends late closes the mesh.
+  void await_goodbyes() override {
+    within_->await_goodbyes();
+    across_.await_goodbyes();
+    flat_.await_goodbyes();
+  }
   std::optional<CollectiveTag> goodbye_of(int peer) override { return flat_.goodbye_of(peer); }
   void drop() override {
     within_->drop();

@@ -62,24 +62,25 @@ void MeshExchange::begin(const CollectiveTag& tag, std::vector<int> partners, Ti
 
 bool MeshExchange::greet(const PartsOfRanks& out, const std::function<int64_t(int)>& expected) {
   if (!std::exchange(greeting_due_, false)) return false;
-  for (int p : partners_) {
-    Peer& peer = peers_[p];
-    static const Parts none;
-    const Parts& parts = out.empty() ? none : out[p];
-    CollectiveTag tag = tag_;
-    tag.to_peer = total_numel(parts);
-    tag.from_peer = expected(p);
-    std::memcpy(peer.out->storage->data(), &tag, sizeof tag);
-    char* end = peer.out->data();
-    if (padded(parts) <= kEagerBytes) {
-      for (const Part& part : parts) {
-        if (part.numel) std::memcpy(end, part.data, part.bytes());
-        end += padded(part);
-      }
-    }
-    peer.out->buffer->send(p, kTagChannel, 0, end - peer.out->storage->data());
-  }
+  static const Parts none;
+  for (int p : partners_) send_greeting(p, out.empty() ? none : out[p], expected(p));
   return true;
+}
+
+void MeshExchange::send_greeting(int p, const Parts& parts, int64_t expected) {
+  Peer& peer = peers_[p];
+  CollectiveTag tag = tag_;
+  tag.to_peer = total_numel(parts);
+  tag.from_peer = expected;
+  std::memcpy(peer.out->storage->data(), &tag, sizeof tag);
+  char* end = peer.out->data();
+  if (padded(parts) <= kEagerBytes) {
+    for (const Part& part : parts) {
+      if (part.numel) std::memcpy(end, part.data, part.bytes());
+      end += padded(part);
+    }
+  }
+  peer.out->buffer->send(p, kTagChannel, 0, end - peer.out->storage->data());
 }
 
 void MeshExchange::await_greeting(int p) {
@@ -266,9 +267,20 @@ void MeshExchange::say_goodbye(uint64_t sequence, TimePoint deadline) {
   std::vector<int> partners;
   for (int p = 0; p < size_; ++p)
     if (p != rank_) partners.push_back(p);
-  begin(tag, partners, deadline);
+  begin(tag, std::move(partners), deadline);
+  greeting_due_ = false;
+  std::erase_if(partners_, [&](int p) {
+    try {
+      send_greeting(p, {}, 0);
+      return false;
+    } catch (const std::exception&) {  // it is gone already
+      return true;
+    }
+  });
+}
+
+void MeshExchange::await_goodbyes() {
   try {
-    greet({}, [](int) { return 0; });
     for (int p : partners_) {
       try {
         await_greeting(p);

@@ -35,6 +35,7 @@ class MeshExchange : public Exchange {
   void all_reduce(const Part& part, ReduceOp op) override;
   void end() override;
   void say_goodbye(uint64_t sequence, TimePoint deadline) override;
+  void await_goodbyes() override;
   std::optional<CollectiveTag> goodbye_of(int peer) override;
   void drop() override;
 
@@ -49,6 +50,7 @@ class MeshExchange : public Exchange {
 
   // Begins a phase: true if it is the greeting, of which the tags say what is sent and expected.
   bool greet(const PartsOfRanks& out, const std::function<int64_t(int)>& expected);
+  void send_greeting(int peer, const Parts& parts, int64_t expected);
   void await_greeting(int peer);
   void reopen();  // posts receives for the partners' next tags
   // In messages of at most `chunk` bytes.

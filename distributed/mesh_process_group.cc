@@ -176,6 +176,7 @@ void MeshProcessGroup::progress() {
   if (failed_ || !drained_) return;
   lock.unlock();
   exchange_->say_goodbye(sequence_, Clock::now() + kFarewell);
+  exchange_->await_goodbyes();
   mesh_->close();
 }
 

@@ -1,6 +1,7 @@
 // visit_tensors(value, f): f(Tensor&) for each tensor inside a value: a Tensor, containers, C arrays,
-// optionals, pairs, tuples, maps, and plain structs of such (up to eight fields, without base
-// classes), nested as one likes. Others are passed over.
+// optionals, pairs, tuples, maps, and plain structs of such (without base classes), nested as one
+// likes. A struct of more than eight fields, or of more than 32 values where it holds C arrays, does
+// not compile: group its fields. Other types are passed over.
 #pragma once
 #include <array>
 #include <map>
@@ -65,7 +66,7 @@ constexpr int fields_from() {
 template <class T>
 constexpr int fields_of = [] {
   if constexpr (takes<T>(std::make_index_sequence<kMostValues + 1>()))
-    return 0;  // passed over
+    return kMostValues + 1;
   else
     return fields_from<T, values_of<T>()>();
 }();
@@ -98,6 +99,9 @@ void visit_tensors(T& value, const F& f) {
     std::apply([&](auto&... v) { (visit_tensors(v, f), ...); }, value);
   } else if constexpr (std::is_aggregate_v<V>) {
     constexpr int n = fields_of<V>;
+    static_assert(n <= 8,
+                  "visit_tensors: a struct has more than 8 fields, or more than 32 values in C "
+                  "arrays: group its fields in structs or containers");
     if constexpr (n == 8) {
       auto& [a, b, c, d, e, g, h, i] = value;
       visit_tensors(a, f), visit_tensors(b, f), visit_tensors(c, f), visit_tensors(d, f);

@@ -5,6 +5,8 @@
 //     convert_checkpoint model.safetensors run --step=100                # a folder to resume from
 #include <cstdio>
 #include <filesystem>
+#include <functional>
+#include <string>
 
 #include "cli/command_line.h"
 #include "cli/paths.h"
@@ -27,10 +29,11 @@ int main(int argc, char** argv) {
                  "the optimizer's .safetensors file, written or read as the model's");
   auto* number_of_files =
       app.add_option("--files", files, "number of files to cut the model into (1 to 10000)")
-          ->check(cli::whole_number(1, 10000));
+          ->transform(cli::whole_number(1, 10000));
   auto* its_step =
-      app.add_option("--step", step, "of the checkpoint to make")->check(cli::whole_number(0));
+      app.add_option("--step", step, "of the checkpoint to make")->transform(cli::whole_number(0));
   if (const auto code = cli::parse(app, kProgram, argc, argv)) return *code;
+  std::function<std::string()> convert;  // returns what it made
   try {
     for (std::string* path : {&source, &destination, &optimizer}) *path = cli::from_user(*path);
     cli::need_input("source", source);
@@ -39,18 +42,25 @@ int main(int argc, char** argv) {
       cli::need_output_file("destination", destination);
       cli::need_output_file("--optimizer", optimizer);
       cli::need_different({}, {{"destination", destination}, {"--optimizer", optimizer}});
-      dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
-      std::printf("wrote %s\n", destination.c_str());
+      convert = [&] {
+        dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
+        return destination;
+      };
     } else {
       if (number_of_files->count() > 0)
         fail("--files is of .safetensors files that are written: a checkpoint's folder is made");
       cli::need_input("--optimizer", optimizer);
       cli::need_folder("destination", destination);
-      const std::string made = dist::to_sharded(source, optimizer, destination, step);
-      std::printf("wrote %s\n", made.c_str());
+      convert = [&] { return dist::to_sharded(source, optimizer, destination, step); };
     }
   } catch (const std::exception& e) {
     return cli::refuse(kProgram, e.what());
+  }
+  try {
+    std::printf("wrote %s\n", convert().c_str());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: %s\n", kProgram, e.what());
+    return cli::finish(kProgram, 1);
   }
   return cli::finish(kProgram, 0);
 }

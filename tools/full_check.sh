@@ -1,17 +1,20 @@
 #!/bin/bash
 # What is too long for CI, once, by hand: all matrices, the sanitizers, long fuzzing, resumes after kills, benchmarks.
 #
-#     tools/full_check.sh [REPORT.md]        # goes on after failures; exit code 1 if there were any
+#     tools/full_check.sh [REPORT.md]              # goes on after failures; exit code 1 if there were any
+#     tools/full_check.sh REPORT.md 'kills|asan'   # only parts whose names match, added to the report
 #
 # SHERD_TORCH_PYTHON=/path/to/python with torch installed adds the comparison with PyTorch.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 report=$(realpath "${1:-full_check.md}")
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+beside=() beside_pids=()
+trap 'for pid in "${beside_pids[@]}"; do pkill -P "$pid"; done; rm -rf "$scratch"' EXIT
+only=${2:-}
 failed=0
 
-{
+[ -n "$only" ] && [ -e "$report" ] || {
   echo "# Full check"
   echo
   echo "$(git log -1 --format='%h %s'), $(date -u +%Y-%m-%d), $(nproc) cores, $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1)"
@@ -20,8 +23,11 @@ failed=0
   echo "|---|---|---|"
 } >"$report"
 
+is_wanted() { [[ -z $only || ${1,,} =~ ${only,,} || $1 == build* ]]; }
+
 part() { # part NAME COMMAND...
   local name=$1 start=$SECONDS result=passed
+  is_wanted "$name" || return 0
   shift
   echo "== $name" >&2
   if ! "$@" >"$scratch/log" 2>&1; then
@@ -101,9 +107,9 @@ kill_and_resume() { # 50 runs killed at a random moment end in the bytes of the 
 }
 
 # They need a core at most, so they go beside the tests: part_beside starts one, and its row comes with `wait_beside`.
-beside=()
 part_beside() { # part_beside NAME COMMAND...
   local log
+  is_wanted "$1" || return 0
   log=$(mktemp -p "$scratch" beside.XXXX)
   (
     shift
@@ -111,11 +117,13 @@ part_beside() { # part_beside NAME COMMAND...
     "$@" >"$log" 2>&1
     echo $? $((SECONDS - start)) >"$log.end"
   ) &
+  beside_pids+=($!)
   beside+=("$1|$log")
 }
 wait_beside() {
   local one name log code seconds result
   wait
+  beside_pids=()
   for one in "${beside[@]}"; do
     name=${one%%|*} log=${one#*|} result=passed
     read -r code seconds <"$log.end"
@@ -140,12 +148,12 @@ part "one rank, FULL_SHARD beside no wrapper" python3 benchmarks/one_rank.py
 if [ -n "${SHERD_TORCH_PYTHON:-}" ]; then
   part "beside PyTorch" python3 benchmarks/side_by_side.py --torch-python "$SHERD_TORCH_PYTHON"
   part "collectives beside PyTorch and Open MPI" python3 benchmarks/collectives_side_by_side.py --torch-python "$SHERD_TORCH_PYTHON"
-else
+elif [ -z "$only" ]; then
   echo "| beside PyTorch | skipped: SHERD_TORCH_PYTHON is not set | 0 |" >>"$report"
 fi
-part "fuzzers, under AddressSanitizer: build" ./bazelw build --config=asan //tests/long:fuzz_files //tests/distributed:store_test
-part_beside "10 minutes of damaged files, under AddressSanitizer" "$(asan_program tests/long/fuzz_files)" 600
-part_beside "an hour of garbage at the store's port, under AddressSanitizer" \
+part "fuzzing: build, with AddressSanitizer" ./bazelw build --config=asan //tests/long:fuzz_files //tests/distributed:store_test
+part_beside "fuzzing: 10 minutes of damaged files" "$(asan_program tests/long/fuzz_files)" 600
+part_beside "fuzzing: an hour of garbage at the store's port" \
   env SHERD_FUZZ_SECONDS=3600 "$(asan_program tests/distributed/store_test)" --gtest_filter='*fuzzed*'
 part "build again" ./bazelw build //... //tests/long:all
 part "tests" cases //...
@@ -163,7 +171,7 @@ part "AddressSanitizer and UBSan" cases --config=asan //...
 # ThreadSanitizer and they have a single thread; the examples, for oneDNN's and Open MPI's libraries are not either.
 part "ThreadSanitizer: engine, loader, process groups, sharding, launcher" \
   cases --config=tsan //tests/autograd:engine_test //tests/data/... //tests/distributed/... //tests/launcher/...
-echo "| ThreadSanitizer: core, nn, optim, examples | left out: a single thread there, or libraries that are not instrumented | 0 |" >>"$report"
+[ -n "$only" ] || echo "| ThreadSanitizer: core, nn, optim, examples | left out: a single thread there, or libraries that are not instrumented | 0 |" >>"$report"
 wait_beside
 
 echo "report: $report" >&2

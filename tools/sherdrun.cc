@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -100,15 +99,10 @@ void enter_users_folder() {
 }
 
 int whole_number(const std::string& flag, std::string_view text, int least, int most) {
-  int n = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (error != std::errc() || end != text.data() + text.size() || n < least) {
-    refuse(sherd::concat(flag, ": '", text, "' should be a whole number from ", least));
-  }
-  if (n > most) {
-    refuse(sherd::concat(flag, ": ", text, " is too large: at most ", most));
-  }
-  return n;
+  int64_t n = 0;
+  const std::string mistake = sherd::cli::read_whole_number(text, least, most, n);
+  if (!mistake.empty()) refuse(flag + ": " + mistake);
+  return int(n);
 }
 
 std::chrono::milliseconds milliseconds(double seconds) {
@@ -279,13 +273,13 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
   add_flag(app, "nnodes", flags.nnodes, "N or MIN:MAX", "nodes (default 1)");
   add_flag(app, "node_rank", flags.node_rank, "N", "this node's number, from 0 (static; default 0)")
-      ->check(sherd::cli::whole_number(0, kMaxNodes));
+      ->transform(sherd::cli::whole_number(0, kMaxNodes));
   add_flag(app, "master_addr", flags.master_addr, "HOST",
            "address of node 0 (default on one node: 127.0.0.1)");
   add_flag(app, "master_port", flags.master_port, "PORT",
            "of the store on node 0 (default on one node: a free one; on several: 29500, or 29400 "
            "with c10d)")
-      ->check(sherd::cli::whole_number(0, 65535));
+      ->transform(sherd::cli::whole_number(0, 65535));
   add_flag(app, "rdzv_backend", flags.rdzv_backend, "NAME",
            "static: nodes have numbers, node_rank (default); c10d: they get them as they come, and "
            "may be MIN to MAX")
@@ -301,7 +295,7 @@ int main(int argc, char** argv) {
       ->check(sherd::cli::number(0.001, kMaxSeconds));
   add_flag(app, "max_restarts", flags.max_restarts, "N",
            "so often all ranks are started again after a failure (default 0)")
-      ->check(sherd::cli::whole_number(0, 1 << 20));
+      ->transform(sherd::cli::whole_number(0, 1 << 20));
   add_flag(app, "monitor_interval", flags.monitor_interval, "SECONDS",
            "how often nodes tell each other how they are (0.1)")
       ->check(sherd::cli::number(0.001, 1e4));

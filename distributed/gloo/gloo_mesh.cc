@@ -162,12 +162,14 @@ class GlooBuffer : public Mesh::Buffer {
 
 class GlooMesh : public Mesh {
  public:
-  GlooMesh(int rank, int size, Store& store, const std::string& address, Milliseconds timeout)
-      : endpoint_(endpoint_at(address)), rank_(rank), size_(size), lost_(size) {
-    using Clock = std::chrono::steady_clock;
-    const auto deadline = Clock::now() + timeout;
+  GlooMesh(Party party, Store& store, const std::string& address)
+      : endpoint_(endpoint_at(address)),
+        rank_(party.rank),
+        size_(int(party.ranks.size())),
+        lost_(size_) {
+    const int rank = rank_, size = size_;
     context_ = endpoint_->device->createContext(rank, size);
-    context_->setTimeout(std::max(Milliseconds(1), timeout / 5));  // Gloo connects for 5 times that
+    context_->setTimeout(std::max(Milliseconds(1), party.timeout / 5));  // Gloo connects for 5 times that
     try {
       std::string addresses;  // one for each peer, all of one length
       for (int r = 0; r < size; ++r) {
@@ -175,8 +177,6 @@ class GlooMesh : public Mesh {
         const auto bytes = context_->createPair(r)->address().bytes();
         addresses.append(bytes.data(), bytes.size());
       }
-      Party party{.op = "gloo", .rank = rank, .timeout = timeout};
-      for (int r = 0; r < size; ++r) party.ranks.push_back(r);
       const std::vector<std::string> all = exchange_texts(store, "address", addresses, party);
       for (int r = 0; r < size; ++r) {
         if (r == rank) continue;
@@ -191,8 +191,7 @@ class GlooMesh : public Mesh {
         watched_[r]->recv(r, kWatchChannel, 0, 1);
       }
       // Who goes on at once, and fails, must not look like one that could not be reached.
-      party.timeout = until(deadline);
-      exchange_texts(store, "connected", "", party);
+      await_all(store, "connected", party);
     } catch (const gloo::Exception& e) {
       fail("[gloo] rank ", rank, " of ", size, " at ", address,
            " could not connect to its peers: ", e.what());
@@ -321,9 +320,11 @@ void Watch::run() {
 
 }  // namespace
 
-std::unique_ptr<Mesh> connect_gloo_mesh(int rank, int size, Store& store,
+std::unique_ptr<Mesh> connect_gloo_mesh(int rank, std::vector<int> ranks, Store& store,
                                         const std::string& address, Milliseconds timeout) {
-  return std::make_unique<GlooMesh>(rank, size, store, address, timeout);
+  return std::make_unique<GlooMesh>(
+      Party{.op = "gloo", .ranks = std::move(ranks), .rank = rank, .timeout = timeout}, store,
+      address);
 }
 
 }  // namespace sherd::dist

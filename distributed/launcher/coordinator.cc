@@ -74,7 +74,7 @@ void Coordinator::refuse_doubles(TimePoint now) {
     for (const auto& [older, other] : members_) {
       if (older >= number || !other.is_there() || other.state.node_rank != member.state.node_rank)
         continue;
-      const bool is_alive = other.seen - member.came > options_.silent_after;
+      const bool is_alive = other.seen - member.came > options_.taken_after;
       if (!is_alive && now - member.came <= 2 * options_.lost_after) continue;
       member.is_refused = true;
       decision_.refused.emplace_back(number, concat("--node_rank=", member.state.node_rank,

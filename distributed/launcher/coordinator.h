@@ -41,6 +41,8 @@ class Coordinator {
     Milliseconds lost_after{15'000};
     Milliseconds settle{1'000};
     Milliseconds silent_after{500};  // several times what lies between two beats
+    // A node that was told to end beats until its ranks have ended: LaunchOptions::grace, and more.
+    Milliseconds taken_after{6'000};
   };
 
   Coordinator(const Options& options, TimePoint now);

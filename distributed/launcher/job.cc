@@ -115,8 +115,12 @@ void Job::start(RankSpec spec) {
 }
 
 bool Job::is_interrupted() {
-  for (int signal = signals_.take(); signal != 0; signal = signals_.take())
-    if (signal != SIGCHLD && signal != SIGTSTP) interrupt(signal);
+  for (int signal = signals_.take(); signal != 0; signal = signals_.take()) {
+    if (signal == SIGTSTP)
+      suspend();
+    else if (signal != SIGCHLD)  // run() will look for ranks that have ended
+      interrupt(signal);
+  }
   return interrupted_by_ != 0;
 }
 
@@ -199,10 +203,11 @@ void Job::read_stream(Rank& rank, Stream& stream, size_t most) {
     }
     if (stream.log >= 0 && !write_all(stream.log, bytes)) {
       // A full disk does not end the job.
+      const int reason = errno;
       close(std::exchange(stream.log, -1));
       if (!std::exchange(has_lost_log_, true))
         say(concat("sherdrun: warning: the log of rank ", rank.rank,
-                   " cannot be written any more: ", strerror(errno)));
+                   " cannot be written any more: ", strerror(reason)));
     }
     if (rank.is_raw && stream.to == 2) {
       output_.put(2, bytes);

@@ -40,44 +40,49 @@ std::string backend_of(const LaunchOptions& o) {
   return is_set("SHERD_BACKEND") ? std::getenv("SHERD_BACKEND") : "";
 }
 
+template <class... Texts>
+[[noreturn]] void refuse(const Texts&... texts) {
+  throw BadLaunchOptions(concat(texts...));
+}
+
 void check(const LaunchOptions& o) {
   if (o.nproc_per_node < 1 || o.nproc_per_node > kMaxRanksPerNode) {
-    fail("[launch] nproc_per_node must be in 1 ... ", kMaxRanksPerNode, ", got ", o.nproc_per_node);
+    refuse("[launch] nproc_per_node must be in 1 ... ", kMaxRanksPerNode, ", got ", o.nproc_per_node);
   }
   for (const auto& [flag, choice] : {std::pair("redirects", &o.redirects), {"tee", &o.tee}}) {
     for (const auto& [local_rank, streams] : choice->by_local_rank) {
       if (local_rank < o.nproc_per_node) continue;
-      throw BadLaunchOptions(concat("[launch] ", flag, " names local rank ", local_rank,
-                                    ", and there are ", o.nproc_per_node, " on this node"));
+      refuse("[launch] ", flag, " names local rank ", local_rank, ", and there are ",
+             o.nproc_per_node, " on this node");
     }
   }
-  if (o.nnodes < 1) fail("[launch] nnodes must be at least 1, got ", o.nnodes);
+  if (o.nnodes < 1) refuse("[launch] nnodes must be at least 1, got ", o.nnodes);
   if (o.min_nodes < 0 || o.min_nodes > o.nnodes) {
-    fail("[launch] min_nodes must be in 1 ... nnodes = ", o.nnodes, ", got ", o.min_nodes);
+    refuse("[launch] min_nodes must be in 1 ... nnodes = ", o.nnodes, ", got ", o.min_nodes);
   }
   if (o.node_rank < 0 || o.node_rank >= o.nnodes) {
-    fail("[launch] node_rank must be in 0 ... nnodes - 1 = ", o.nnodes - 1, ", got ", o.node_rank);
+    refuse("[launch] node_rank must be in 0 ... nnodes - 1 = ", o.nnodes - 1, ", got ", o.node_rank);
   }
   if (o.master_port < 0 || o.master_port > 65535) {
-    fail("[launch] master_port must be in 0 ... 65535, got ", o.master_port);
+    refuse("[launch] master_port must be in 0 ... 65535, got ", o.master_port);
   }
-  if (o.max_restarts < 0) fail("[launch] max_restarts must be at least 0, got ", o.max_restarts);
+  if (o.max_restarts < 0) refuse("[launch] max_restarts must be at least 0, got ", o.max_restarts);
   if (o.run_id.empty() || o.run_id.find('/') != std::string::npos) {
-    fail("[launch] run_id must be a word without /, got '", o.run_id, "'");
+    refuse("[launch] run_id must be a word without /, got '", o.run_id, "'");
   }
   if (o.nnodes > 1 && backend_of(o) == "mpi") {
-    fail(
+    refuse(
         "[launch] backend mpi is for one node here: on several, start the program by mpirun "
         "itself, ",
         "with SHERD_BACKEND=mpi");
   }
   if (o.nnodes > 1 && (o.master_addr.empty() || o.master_port == 0)) {
-    fail("[launch] several nodes need master_addr and master_port, the same on each: where node 0 ",
+    refuse("[launch] several nodes need master_addr and master_port, the same on each: where node 0 ",
          "serves the store");
   }
   if (o.nnodes > 1 && o.rdzv_backend == RdzvBackend::kStatic && o.min_nodes > 0 &&
       o.min_nodes < o.nnodes) {
-    fail("[launch] nodes with a node_rank each are fixed in number: a range of nnodes needs c10d");
+    refuse("[launch] nodes with a node_rank each are fixed in number: a range of nnodes needs c10d");
   }
 }
 
@@ -233,8 +238,9 @@ class Launcher {
         const bool is_double = decision.kind == Decision::Kind::kSuccess && last == 0 &&
                                options_.rdzv_backend == RdzvBackend::kStatic;
         if (!is_double) return conclude(decision, true);
-        return complain(concat("the job has ended without this node: another one had --node_rank=",
-                               options_.node_rank));
+        return complain(concat("the job has ended well without this sherdrun: its --node_rank=",
+                               options_.node_rank,
+                               " was another one, or the one before this was started again"));
       }
       last = decision.round;
       nodes.say_running(last);

@@ -100,9 +100,10 @@ std::shared_ptr<MpiJob> MpiJob::meet(Store& store, int rank, int world_size, Mil
   try {
     check(all);
   } catch (const Error&) {  // of all ranks: who serves the store waits until they know
+    party.since = std::chrono::steady_clock::now();
     party.timeout = std::min<Milliseconds>(timeout, std::chrono::seconds(5));
     try {
-      exchange_texts(store, "mpi_known", "", party);
+      await_all(store, "mpi_known", party);
     } catch (const Error&) {
     }
     throw;

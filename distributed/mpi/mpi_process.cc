@@ -78,6 +78,7 @@ void MpiProcess::end(int exit_code) {
     if (!is_ours_ || getpid() != pid_) return;
     if (begun_ && given_up_ && exit_code == 0) {
       std::fprintf(stderr, "[mpi] MPI was given up after a failure: this rank cannot end well\n");
+      std::fflush(nullptr);
       _exit(1);  // the others wait in MPI_Finalize; so mpirun, or the launcher, ends them
     }
     if (!usable()) return;

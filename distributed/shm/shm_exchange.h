@@ -38,6 +38,7 @@ class ShmExchange : public Exchange {
   void all_reduce(const Part& part, ReduceOp op) override;
   void end() override;
   void say_goodbye(uint64_t sequence, TimePoint deadline) override;
+  void await_goodbyes() override;
   std::optional<CollectiveTag> goodbye_of(int peer) override;
   void drop() override;
 

@@ -3,7 +3,7 @@
 //     int main(int argc, char** argv) {
 //       CLI::App app{"Counts."};
 //       int64_t steps = 10;
-//       app.add_option("--steps", steps)->check(sherd::cli::whole_number(0));
+//       app.add_option("--steps", steps)->transform(sherd::cli::whole_number(0));
 //       return examples::run_ranks(app, /*nproc_per_node=*/2, argc, argv, [&] { count(steps); });
 //     }
 #pragma once

@@ -95,12 +95,12 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   run->add_option("--nproc_per_node", o.nproc_per_node,
                   "ranks on this machine: a number, auto or cpu (default 2)")
       ->check([](const std::string& n) { return n.empty() ? "--nproc_per_node is empty" : ""; });
-  run->add_option("--threads", o.threads, "threads a rank")->check(whole_number(1, kMostThreads));
+  run->add_option("--threads", o.threads, "threads a rank")->transform(whole_number(1, kMostThreads));
   run->add_option("--backend", o.backend,
                   "of collectives: auto, shm, gloo, or mpi, which starts the ranks under mpirun")
       ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
   run->add_option("--seed", o.seed, "of weights, order and dropout")
-      ->check(whole_number(0, std::numeric_limits<int64_t>::max()));
+      ->transform(whole_number(0, std::numeric_limits<int64_t>::max()));
   run->add_option("--strategy", o.strategy,
                   "full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, ddp, or "
                   "none (no wrapper: one rank)")
@@ -108,13 +108,13 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                              "no_shard", "ddp", "none"}));
   run->add_option("--shard_group_size", o.shard_group_size,
                   "ranks that share one copy under a hybrid strategy; 0: those of one node")
-      ->check(whole_number(0, 1 << 20));
+      ->transform(whole_number(0, 1 << 20));
   run->add_option("--backward_prefetch", o.backward_prefetch, "pre, post or none")
       ->check(CLI::IsMember({"pre", "post", "none"}));
   run->add_flag("--cpu_offload", o.cpu_offload, "parameters and optimizer on the host");
   run->add_option("--wrap_min_params", o.wrap_min_params,
                   "0: a unit a block; else the size-based policy")
-      ->check(whole_number(0));
+      ->transform(whole_number(0));
   run->add_option("--precision", o.precision, "fp32, bf16, or fp16 with a scaled loss")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 
@@ -125,23 +125,23 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   auto* model = group("Model");
   model->add_option("--preset", o.preset, "laptop or seed")
       ->check(CLI::IsMember({"laptop", "seed"}));
-  model->add_option("--layers", o.layers)->check(whole_number(0, kMostLayers));
-  model->add_option("--dim", o.dim)->check(whole_number(1, kMostWidth));
-  model->add_option("--ff_dim", o.ff_dim)->check(whole_number(1, kMostWidth));
-  model->add_option("--heads", o.heads)->check(whole_number(1, kMostWidth));
+  model->add_option("--layers", o.layers)->transform(whole_number(0, kMostLayers));
+  model->add_option("--dim", o.dim)->transform(whole_number(1, kMostWidth));
+  model->add_option("--ff_dim", o.ff_dim)->transform(whole_number(1, kMostWidth));
+  model->add_option("--heads", o.heads)->transform(whole_number(1, kMostWidth));
   auto* vocab_size = model->add_option("--vocab_size", o.vocab_size, "256 with --tokenizer=bytes")
-                         ->check(whole_number(1, 65536));
-  model->add_option("--seq_len", o.seq_len)->check(whole_number(1, kMostWidth));
+                         ->transform(whole_number(1, 65536));
+  model->add_option("--seq_len", o.seq_len)->transform(whole_number(1, kMostWidth));
   model->add_flag("--causal", o.causal, "mask the future (default true)");
   model->add_flag("--activation_checkpointing", o.activation_checkpointing,
                   "compute blocks again in backward instead of keeping them");
 
   auto* training = group("Training");
   training->add_option("--batch_size", o.batch_size, "sequences a rank and micro-batch")
-      ->check(whole_number(1, kMostBatch));
+      ->transform(whole_number(1, kMostBatch));
   training->add_option("--accumulate", o.accumulate, "micro-batches a step")
-      ->check(whole_number(1));
-  training->add_option("--steps", o.steps)->check(whole_number(0));
+      ->transform(whole_number(1));
+  training->add_option("--steps", o.steps)->transform(whole_number(0));
   training->add_option("--lr", o.lr)->check(number());
   auto* min_lr = training
                      ->add_option("--min_lr", o.min_lr,
@@ -151,7 +151,7 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   training->add_option("--beta2", o.beta2)->check(number(0, 1));
   training->add_option("--weight_decay", o.weight_decay)->check(number());
   training->add_option("--max_norm", o.max_norm, "of gradients; 0: no clipping")->check(number());
-  training->add_option("--warmup_steps", o.warmup_steps)->check(whole_number(0));
+  training->add_option("--warmup_steps", o.warmup_steps)->transform(whole_number(0));
   training->add_option("--schedule", o.schedule, "cosine or constant")
       ->check(CLI::IsMember({"cosine", "constant"}));
 
@@ -165,20 +165,20 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                  "several documents a sequence, none of which sees another: lines of text, or what "
                  "ends with --end_id in token files");
   data->add_option("--end_id", o.end_id, "token that ends a document of a .bin file")
-      ->check(whole_number(0, 65535));
+      ->transform(whole_number(0, 65535));
   data->add_flag("--shuffle", o.shuffle, "(default true)");
-  data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")->check(whole_number(0));
+  data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")->transform(whole_number(0));
 
   auto* sample = group("Sample");
   sample->add_option("--prompt", o.prompt);
-  sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")->check(whole_number(0));
+  sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")->transform(whole_number(0));
   sample->add_option("--temperature", o.temperature, "0: the likeliest token")->check(number());
-  sample->add_option("--top_k", o.top_k, "0: all tokens")->check(whole_number(0));
+  sample->add_option("--top_k", o.top_k, "0: all tokens")->transform(whole_number(0));
 
   auto* files = group("Files");
   files->add_option("--checkpoint_dir", o.checkpoint_dir);
   files->add_option("--save_interval", o.save_interval, "steps; 0: nothing is saved")
-      ->check(whole_number(0));
+      ->transform(whole_number(0));
   files
       ->add_option("--checkpoint_format", o.checkpoint_format,
                    "sharded: a file a rank; full: model.safetensors, written by rank 0")

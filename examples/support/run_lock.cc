@@ -45,7 +45,7 @@ void lock_for_process(int fd, const std::string& path) {
   }
 }
 
-FolderLock::FolderLock(const std::string& folder) : path_(folder + "/.lock") {
+RunLock::RunLock(const std::string& folder) : path_(folder + "/.run-lock") {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) fail("cannot make the folder ", folder, ": ", error.message());
@@ -67,7 +67,7 @@ FolderLock::FolderLock(const std::string& folder) : path_(folder + "/.lock") {
   }
 }
 
-FolderLock::~FolderLock() {
+RunLock::~RunLock() {
   ::unlink(path_.c_str());
   ::close(fd_);
 }

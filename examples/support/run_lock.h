@@ -1,7 +1,7 @@
 // Two jobs must not write to one place: the first holds a lock while it runs.
 //
 //     lock_for_process(fileno(log), "run.jsonl");    // until it is closed
-//     const FolderLock lock("checkpoints");          // while it lives
+//     const RunLock lock("checkpoints");          // while it lives
 //
 // Error, at once, that names the process which holds it. A process that dies leaves nothing locked.
 // File systems without locks let everybody in.
@@ -12,13 +12,13 @@ namespace examples {
 
 void lock_for_process(int fd, const std::string& path);
 
-// Makes the folder if need be, and a file .lock in it, which goes with the lock.
-class FolderLock {
+// Makes the folder if need be, and a file .run-lock in it, which goes with the lock.
+class RunLock {
  public:
-  explicit FolderLock(const std::string& folder);
-  ~FolderLock();
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
+  explicit RunLock(const std::string& folder);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
 
  private:
   std::string path_;

@@ -29,11 +29,13 @@ std::string own_folder() {
 }  // namespace
 
 void all_or_usage_error(const std::function<void()>& f) {
-  try {
-    dist::all_or_none(dist::default_group(), f);
-  } catch (const Error& e) {
-    throw UsageError(e.what());
-  }
+  dist::all_or_none<UsageError>(dist::default_group(), [&] {
+    try {
+      f();
+    } catch (const Error& e) {
+      throw UsageError(e.what());
+    }
+  });
 }
 
 RunFolder open_run_folder(Options& o) {
@@ -43,7 +45,7 @@ RunFolder open_run_folder(Options& o) {
   if (o.checkpoint_dir.empty()) o.checkpoint_dir = own_folder();
   all_or_usage_error([&] {
     if (dist::rank() == 0 && (o.save_interval > 0 || o.overwrite))
-      folder.lock = std::make_unique<FolderLock>(o.checkpoint_dir);
+      folder.lock = std::make_unique<RunLock>(o.checkpoint_dir);
     folder.has_checkpoints = !dist::checkpoint_steps(o.checkpoint_dir).empty();
     if (folder.has_checkpoints && !o.resume && !o.overwrite)
       throw UsageError(

@@ -58,7 +58,7 @@ void run_hosts(int hosts, int per_host, const std::function<void(const Rank&)>& 
           const auto own = std::make_shared<PrefixStore>(name, store);
           MeshProcessGroup::Init init{name,    name,    rank, all,
                                       nullptr, nullptr, own,  options.timeout};
-          init.mesh = connect_gloo_mesh(rank, size, *own, "127.0.0.1", patience);
+          init.mesh = connect_gloo_mesh(rank, all, *own, "127.0.0.1", patience);
           if (by_hosts) {
             PrefixStore within_store("within", std::make_shared<PrefixStore>(concat(host), own));
             ShmTransport shm = connect_shm(node, number, numbers, within_store, patience);

@@ -1,4 +1,5 @@
-// The converter as a program: what it refuses, in one line and with exit code 2.
+// The converter as a program: what it refuses, in one line, with exit code 2 where flags or paths are
+// wrong and 1 where a file is.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -22,9 +23,11 @@ class ConvertCheckpoint : public testing::Test {
     arguments.insert(arguments.begin(), "tools/convert_checkpoint");
     return sherd::dist::run(arguments);
   }
-  void expect_refused(const std::vector<std::string>& arguments, const std::string& why) const {
+  void expect_refused(const std::vector<std::string>& arguments, const std::string& why,
+                      int exit_code = 2) const {
     const Result r = convert(arguments);
-    EXPECT_EQ(r.exit_code, 2) << why;
+    EXPECT_EQ(r.exit_code, exit_code) << why;
+    EXPECT_EQ(r.err.find("--help") != std::string::npos, exit_code == 2) << r.err;
     EXPECT_EQ(r.out, "") << why;
     EXPECT_EQ(sherd::dist::lines_of(r.err).size(), 1u) << r.err;
     EXPECT_NE(r.err.find(why), std::string::npos) << r.err;
@@ -61,12 +64,12 @@ TEST_F(ConvertCheckpoint, Mistakes) {
   expect_refused({kModel, at("run"), "--step=-1"}, "--step: -1");
   expect_refused({kModel, at("run"), "--step=99999999999999999999"}, "too large");
   expect_refused({kModel, at("run"), "--files=4"}, "--files");
-  expect_refused({kModel, at("run"), "--optimizer=" + kModel}, "no optimizer's file");
+  expect_refused({kModel, at("run"), "--optimizer=" + kModel}, "no optimizer's file", 1);
   expect_refused({at("none.safetensors"), at("run")}, "there is no such file");
-  expect_refused({folder_, at("m.safetensors")}, "state.json");
+  expect_refused({folder_, at("m.safetensors")}, "state.json", 1);
   expect_refused({kModel, "/proc/x"}, "No such file");
   std::ofstream(at("broken.safetensors")) << "no header";
-  expect_refused({at("broken.safetensors"), at("run")}, "broken.safetensors");
+  expect_refused({at("broken.safetensors"), at("run")}, "broken.safetensors", 1);
   ASSERT_EQ(mkfifo(at("fifo").c_str(), 0600), 0);
   expect_refused({at("fifo"), at("run")}, "neither a regular file nor a folder");
 }

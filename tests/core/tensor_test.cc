@@ -1,0 +1,26 @@
+#include "core/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace sherd {
+namespace {
+
+constexpr int64_t kLarge = int64_t(1) << 40;
+
+TEST(Tensor, SizesTooLargeAreErrors) {
+  EXPECT_THROW(empty({kLarge, kLarge}), Error);
+  EXPECT_THROW(empty({int64_t(1) << 61, 2}, kFloat64, kMeta), Error);
+  EXPECT_THROW(empty({2, -1}), Error);
+}
+
+TEST(Tensor, BesideAZeroNoSizeIsTooLarge) {
+  for (const Dims& sizes : {Dims{0, kLarge, kLarge}, {kLarge, kLarge, 0}, {kLarge, 0, kLarge}}) {
+    EXPECT_EQ(sizes.numel(), 0);
+    EXPECT_EQ(empty(sizes).numel(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace sherd
