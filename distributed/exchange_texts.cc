@@ -13,8 +13,7 @@ std::vector<std::string> meet(Store& store, const std::string& what, const std::
   std::vector<std::string> keys;
   for (size_t i = 0; i < party.ranks.size(); ++i) keys.push_back(concat(what, "/", i));
   store.set(keys[size_t(party.rank)], mine);
-  const auto left =
-      std::chrono::ceil<Milliseconds>(party.since + party.timeout - Clock::now());
+  const auto left = std::chrono::ceil<Milliseconds>(party.since + party.timeout - Clock::now());
   try {
     store.wait(keys, std::max(left, Milliseconds(1)));
   } catch (const StoreTimeout&) {

@@ -102,7 +102,8 @@ int main(int argc, char** argv) {
   CLI::App app{"Trains Linear(10, 1) on random pairs, data parallel."};
   using sherd::cli::whole_number;
   app.add_option("--epochs", o.epochs)->transform(whole_number(0));
-  app.add_option("--batch_size", o.batch_size, "samples a rank")->transform(whole_number(1, 1 << 20));
+  app.add_option("--batch_size", o.batch_size, "samples a rank")
+      ->transform(whole_number(1, 1 << 20));
   app.add_option("--lr", o.lr)->check(sherd::cli::number());
   app.add_option("--dataset_size", o.dataset_size)->transform(whole_number(1, 1 << 24));
   app.add_option("--save_interval", o.save_interval, "epochs; 0: nothing is saved")

@@ -169,7 +169,8 @@ class GlooMesh : public Mesh {
         lost_(size_) {
     const int rank = rank_, size = size_;
     context_ = endpoint_->device->createContext(rank, size);
-    context_->setTimeout(std::max(Milliseconds(1), party.timeout / 5));  // Gloo connects for 5 times that
+    context_->setTimeout(
+        std::max(Milliseconds(1), party.timeout / 5));  // Gloo connects for 5 times that
     try {
       std::string addresses;  // one for each peer, all of one length
       for (int r = 0; r < size; ++r) {

@@ -47,7 +47,8 @@ template <class... Texts>
 
 void check(const LaunchOptions& o) {
   if (o.nproc_per_node < 1 || o.nproc_per_node > kMaxRanksPerNode) {
-    refuse("[launch] nproc_per_node must be in 1 ... ", kMaxRanksPerNode, ", got ", o.nproc_per_node);
+    refuse("[launch] nproc_per_node must be in 1 ... ", kMaxRanksPerNode, ", got ",
+           o.nproc_per_node);
   }
   for (const auto& [flag, choice] : {std::pair("redirects", &o.redirects), {"tee", &o.tee}}) {
     for (const auto& [local_rank, streams] : choice->by_local_rank) {
@@ -61,7 +62,8 @@ void check(const LaunchOptions& o) {
     refuse("[launch] min_nodes must be in 1 ... nnodes = ", o.nnodes, ", got ", o.min_nodes);
   }
   if (o.node_rank < 0 || o.node_rank >= o.nnodes) {
-    refuse("[launch] node_rank must be in 0 ... nnodes - 1 = ", o.nnodes - 1, ", got ", o.node_rank);
+    refuse("[launch] node_rank must be in 0 ... nnodes - 1 = ", o.nnodes - 1, ", got ",
+           o.node_rank);
   }
   if (o.master_port < 0 || o.master_port > 65535) {
     refuse("[launch] master_port must be in 0 ... 65535, got ", o.master_port);
@@ -77,12 +79,14 @@ void check(const LaunchOptions& o) {
         "with SHERD_BACKEND=mpi");
   }
   if (o.nnodes > 1 && (o.master_addr.empty() || o.master_port == 0)) {
-    refuse("[launch] several nodes need master_addr and master_port, the same on each: where node 0 ",
-         "serves the store");
+    refuse(
+        "[launch] several nodes need master_addr and master_port, the same on each: where node 0 ",
+        "serves the store");
   }
   if (o.nnodes > 1 && o.rdzv_backend == RdzvBackend::kStatic && o.min_nodes > 0 &&
       o.min_nodes < o.nnodes) {
-    refuse("[launch] nodes with a node_rank each are fixed in number: a range of nnodes needs c10d");
+    refuse(
+        "[launch] nodes with a node_rank each are fixed in number: a range of nnodes needs c10d");
   }
 }
 
@@ -238,9 +242,9 @@ class Launcher {
         const bool is_double = decision.kind == Decision::Kind::kSuccess && last == 0 &&
                                options_.rdzv_backend == RdzvBackend::kStatic;
         if (!is_double) return conclude(decision, true);
-        return complain(concat("the job has ended well without this sherdrun: its --node_rank=",
-                               options_.node_rank,
-                               " was another one, or the one before this was started again"));
+        return complain(concat(
+            "the job has ended well without this sherdrun: its --node_rank=", options_.node_rank,
+            " was another one, or the one before this was started again"));
       }
       last = decision.round;
       nodes.say_running(last);

@@ -95,7 +95,8 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   run->add_option("--nproc_per_node", o.nproc_per_node,
                   "ranks on this machine: a number, auto or cpu (default 2)")
       ->check([](const std::string& n) { return n.empty() ? "--nproc_per_node is empty" : ""; });
-  run->add_option("--threads", o.threads, "threads a rank")->transform(whole_number(1, kMostThreads));
+  run->add_option("--threads", o.threads, "threads a rank")
+      ->transform(whole_number(1, kMostThreads));
   run->add_option("--backend", o.backend,
                   "of collectives: auto, shm, gloo, or mpi, which starts the ranks under mpirun")
       ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
@@ -167,11 +168,13 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   data->add_option("--end_id", o.end_id, "token that ends a document of a .bin file")
       ->transform(whole_number(0, 65535));
   data->add_flag("--shuffle", o.shuffle, "(default true)");
-  data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")->transform(whole_number(0));
+  data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")
+      ->transform(whole_number(0));
 
   auto* sample = group("Sample");
   sample->add_option("--prompt", o.prompt);
-  sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")->transform(whole_number(0));
+  sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")
+      ->transform(whole_number(0));
   sample->add_option("--temperature", o.temperature, "0: the likeliest token")->check(number());
   sample->add_option("--top_k", o.top_k, "0: all tokens")->transform(whole_number(0));
 

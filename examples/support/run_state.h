@@ -19,7 +19,7 @@ void all_or_usage_error(const std::function<void()>& f);
 // The folder of this run's checkpoints, which no other run writes to while this lives.
 struct RunFolder {
   std::unique_ptr<RunLock> lock;  // on rank 0, if anything is going to be written
-  bool has_checkpoints = false;      // to resume from
+  bool has_checkpoints = false;   // to resume from
 };
 
 // Applies --checkpoint_dir, --resume and --overwrite: names a folder of the run's own where none

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 class Paths : public testing::Test {
  protected:
   Paths() {
-    std::string name = testing::TempDir() + "/paths-XXXXXX";
+    std::string name = (fs::path(testing::TempDir()) / "paths-XXXXXX").lexically_normal();
     folder_ = ::mkdtemp(name.data());
     std::ofstream(at("file")) << "text";
     fs::create_symlink("file", at("link"));

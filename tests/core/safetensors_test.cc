@@ -12,7 +12,6 @@
 #include <random>
 #include <thread>
 
-
 namespace sherd {
 namespace {
 

@@ -168,7 +168,7 @@ TEST(MpiLaunchErrors, WithoutMpirun) {
 TEST(MpiLaunchErrors, SeveralNodes) {
   const Result r = run({kSherdrun, "--backend=mpi", "--nnodes=2", "--node_rank=0",
                         "--master_addr=127.0.0.1", "/bin/true"});
-  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_EQ(r.exit_code, 2);
   EXPECT_NE(r.err.find("start the program by mpirun itself"), std::string::npos) << r.err;
   EXPECT_EQ(run({kSherdrun, "--backend=pigeons", "/bin/true"}).exit_code, 2);
 }
