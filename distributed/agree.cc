@@ -4,17 +4,17 @@
 
 namespace sherd::dist {
 
-std::vector<std::string> all_gather_text(const Group& group, const std::string& mine) {
+std::vector<std::string> all_gather_text(const Group& group, const std::string& mine,
+                                         const CollectiveOptions& options) {
   const int w = size_of_group(group);
   if (w == 1) return {mine};
-  const CollectiveOptions label{.label = "text"};
   std::vector<Tensor> sizes, texts;
   for (int r = 0; r < w; ++r) sizes.push_back(empty({1}, kInt64));
-  group->all_gather(sizes, tensor<int64_t>({int64_t(mine.size())}), label).wait();
+  group->all_gather(sizes, tensor<int64_t>({int64_t(mine.size())}), options).wait();
   for (auto& s : sizes) texts.push_back(empty({s.item<int64_t>()}, kUInt8));
   Tensor text = empty({int64_t(mine.size())}, kUInt8);
   std::copy(mine.begin(), mine.end(), text.data<uint8_t>());
-  group->all_gather(texts, text, label).wait();
+  group->all_gather(texts, text, options).wait();
   std::vector<std::string> all;
   for (auto& t : texts) all.emplace_back(t.numel() ? t.bytes() : "", size_t(t.numel()));
   return all;

@@ -19,7 +19,8 @@
 
 namespace sherd::dist {
 
-std::vector<std::string> all_gather_text(const Group& group, const std::string& mine);
+std::vector<std::string> all_gather_text(const Group& group, const std::string& mine,
+                                         const CollectiveOptions& options = {.label = "text"});
 
 // What a rank has to say; an empty text: it did not fail.
 struct RankError {

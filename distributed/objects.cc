@@ -3,6 +3,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "distributed/agree.h"
+
 namespace sherd::dist {
 namespace {
 
@@ -12,13 +14,6 @@ Tensor bytes_of(const std::string& s) {
   return t;
 }
 std::string string_of(const Tensor& t) { return {t.bytes(), size_t(t.numel())}; }
-
-std::vector<Tensor> rooms_for(const Tensor& sizes) {
-  std::vector<Tensor> rooms;
-  for (int64_t i = 0; i < sizes.numel(); ++i)
-    rooms.push_back(empty({sizes.data<int64_t>()[i]}, kUInt8));
-  return rooms;
-}
 
 std::string to_bytes(const nlohmann::json& j) {
   std::string s;
@@ -69,11 +64,8 @@ void all_gather_object(std::vector<std::string>& objects, const std::string& obj
                        const CallOptions& options) {
   const Call call("all_gather_object", options);
   call.check_count("places for objects", objects.size(), true);
-  const Tensor sizes = empty({call.size()}, kInt64);
-  all_gather_into_tensor(sizes, tensor<int64_t>({int64_t(object.size())}), call.options());
-  const auto rooms = rooms_for(sizes);
-  all_gather(rooms, bytes_of(object), call.options());
-  for (int r = 0; r < call.size(); ++r) objects[r] = string_of(rooms[r]);
+  const CallOptions& o = call.options();
+  objects = all_gather_text(o.group, object, {.timeout = o.timeout, .label = o.label});
 }
 
 void gather_object(const std::string& object, std::vector<std::string>& objects, int root,
