@@ -4,14 +4,23 @@
 
 namespace sherd::dist {
 
-std::vector<std::string> all_gather_text(const Group& group, const std::string& mine,
-                                         const CollectiveOptions& options) {
+std::vector<int64_t> all_gather_number(const Group& group, int64_t mine,
+                                       const CollectiveOptions& options) {
   const int w = size_of_group(group);
   if (w == 1) return {mine};
-  std::vector<Tensor> sizes, texts;
-  for (int r = 0; r < w; ++r) sizes.push_back(empty({1}, kInt64));
-  group->all_gather(sizes, tensor<int64_t>({int64_t(mine.size())}), options).wait();
-  for (auto& s : sizes) texts.push_back(empty({s.item<int64_t>()}, kUInt8));
+  const Tensor all = empty({w}, kInt64);
+  std::vector<Tensor> places;
+  for (int r = 0; r < w; ++r) places.push_back(all.as_strided_raw({1}, {1}, r));
+  group->all_gather(places, tensor<int64_t>({mine}), options).wait();
+  return {all.data<int64_t>(), all.data<int64_t>() + w};
+}
+
+std::vector<std::string> all_gather_text(const Group& group, const std::string& mine,
+                                         const CollectiveOptions& options) {
+  if (size_of_group(group) == 1) return {mine};
+  std::vector<Tensor> texts;
+  for (int64_t size : all_gather_number(group, int64_t(mine.size()), options))
+    texts.push_back(empty({size}, kUInt8));
   Tensor text = empty({int64_t(mine.size())}, kUInt8);
   std::copy(mine.begin(), mine.end(), text.data<uint8_t>());
   group->all_gather(texts, text, options).wait();

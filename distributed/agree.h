@@ -1,4 +1,4 @@
-// What ranks tell each other besides tensors: short texts, and whose error it was.
+// What ranks tell each other besides tensors: numbers, short texts, and whose error it was.
 //
 //     std::vector<std::string> all = all_gather_text(group, mine);       // by rank
 //     all_or_none(group, [&] { write(); });                              // all throw, or none
@@ -9,6 +9,7 @@
 //
 // Collectives. A null group is one rank.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <type_traits>
@@ -19,6 +20,8 @@
 
 namespace sherd::dist {
 
+std::vector<int64_t> all_gather_number(const Group& group, int64_t mine,
+                                       const CollectiveOptions& options = {.label = "number"});
 std::vector<std::string> all_gather_text(const Group& group, const std::string& mine,
                                          const CollectiveOptions& options = {.label = "text"});
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "distributed/agree.h"
 #include "distributed/distributed.h"
 
 namespace sherd::dist {
@@ -67,15 +68,10 @@ Join::~Join() noexcept(false) {
 }
 
 JoinIteration Join::exchange(int64_t said) {
-  const int w = group_->size();
-  const Tensor mine = tensor<int64_t>({said}), all = empty({w}, kInt64);
-  std::vector<Tensor> places;
-  for (int r = 0; r < w; ++r) places.push_back(all.as_strided_raw({1}, {1}, r));
-  group_->all_gather(places, mine, {.label = "join"}).wait();
   JoinIteration it;
-  it.said.assign(all.data<int64_t>(), all.data<int64_t>() + w);
+  it.said = all_gather_number(group_, said, {.label = "join"});
   const int authority = it.authority();
-  for (int r = 0; r < w; ++r)
+  for (int r = 0; r < group_->size(); ++r)
     if (it.has_inputs(r) && it.said[size_t(r)] != it.said[size_t(authority)])
       fail("[join] ranks ", r, " and ", authority,
            " begin different iterations (one exchanges gradients and the other is in no_sync, or "

@@ -19,12 +19,9 @@ void verify_equal_on_all_ranks(const char* what, const Group& group,
   if (w == 1) return;
   std::string text;
   for (auto& l : lines) text += l + "\n";
-  const Tensor mine = tensor<int64_t>({int64_t(hash_of(text))}), all = empty({w}, kInt64);
-  std::vector<Tensor> parts;
-  for (int k = 0; k < w; ++k) parts.push_back(all.as_strided_raw({1}, {1}, k));
-  group->all_gather(parts, mine, {.label = concat(what, " construction")}).wait();
-  const int64_t* h = all.data<int64_t>();
-  if (std::all_of(h, h + w, [&](int64_t other) { return other == h[0]; })) return;
+  const std::vector<int64_t> hashes =
+      all_gather_number(group, int64_t(hash_of(text)), {.label = concat(what, " construction")});
+  if (std::ranges::all_of(hashes, [&](int64_t h) { return h == hashes[0]; })) return;
   const auto texts = all_gather_text(group, text);
   auto lines_of = [&](int k) {
     const std::string& t = texts[size_t(k)];
