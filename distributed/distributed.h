@@ -1,7 +1,7 @@
 // The job as a rank sees it: init_process_group, the default group, and the collectives as free
 // functions. Names and meanings are those of torch.distributed.
 //
-//     dist::init_process_group();                     // gloo, env://: what sherdrun and mpirun set
+//     dist::init_process_group();                     // from what sherdrun, mpirun or srun set
 //     Tensor x = full({4}, dist::rank() + 1);
 //     dist::all_reduce(x);                            // SUM over all ranks, in place; waits
 //     dist::Work w = dist::all_reduce(x, dist::ReduceOp::kAvg, {.async = true});

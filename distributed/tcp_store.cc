@@ -391,6 +391,10 @@ void TcpStore::leave(Milliseconds patience) {
 Socket TcpStore::connect(Clock::time_point deadline, bool again) {
   const auto start = Clock::now();
   auto pause = Milliseconds(2);
+  // Whose network will not come: a container without a loopback device.
+  const bool is_local = std::ranges::all_of(addresses_, [](const SocketAddress& a) {
+    return a.host().starts_with("127.") || a.host() == "::1";
+  });
   for (;;) {
     int why = 0;
     for (const SocketAddress& a : addresses_) {
@@ -403,7 +407,8 @@ Socket TcpStore::connect(Clock::time_point deadline, bool again) {
       if (greet(s, a, std::min(deadline, Clock::now() + kGreetingTime))) return s;
       why = ECONNRESET;
     }
-    if (Clock::now() + pause >= deadline || (again && why == ECONNREFUSED))
+    const bool is_hopeless = (again && why == ECONNREFUSED) || (is_local && why == ENETUNREACH);
+    if (Clock::now() + pause >= deadline || is_hopeless)
       throw StoreUnreachable(
           concat("[tcp_store] no store at ", name(), " after ",
                  std::chrono::round<Milliseconds>(Clock::now() - start).count(), " ms (",

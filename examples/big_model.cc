@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "distributed/agree.h"
 #include "examples/support/corpus.h"
 #include "examples/support/evaluate.h"
 #include "examples/support/generate.h"
@@ -30,9 +31,11 @@ class Training {
   Tensor forward(const data::Batch& batch);
   void wrap();
   void start();
+  void set_options();
   void train();
   double backward(data::DataLoader::Iterator& batches);
   double step_optimizer();
+  void need_finite_weights();
   void evaluate();
   void sample();
   nlohmann::json config() const;
@@ -89,7 +92,7 @@ Training::Training(const Options& options)
   all_or_usage_error(
       [&] { reporter_ = std::make_unique<Reporter>(dist::rank() == 0, o_.log_jsonl); });
   start();
-  reporter_->begin(config());
+  reporter_->begin(config(), /*goes_on=*/step_ > 0);
 }
 
 void Training::wrap() {
@@ -124,19 +127,34 @@ dist::TrainingState Training::state() {
       .user = config()};
 }
 
+// After a checkpoint was loaded: what the command line says counts.
+void Training::set_options() {
+  auto& group = optimizer_->param_groups()[0];
+  group.betas = {o_.beta1, o_.beta2};
+  group.weight_decay = o_.weight_decay;
+  optimizer_->set_initial_lr(0, o_.lr);
+  schedule_->step(schedule_->last_epoch());
+}
+
 // From a checkpoint, from weights, or afresh.
 void Training::start() {
   dist::TrainingState now = state();
   folder_ = open_run_folder(o_);
+  if (o_.save_interval > 0)
+    all_or_usage_error([&] {
+      if (dist::rank() == 0) keep_tokenizer(corpus_, o_.checkpoint_dir);
+    });
   if (!o_.checkpoint_dir.empty())
     checkpointer_.emplace(o_.checkpoint_dir, dist::default_group(), checkpointer_options(o_));
   if (folder_.has_checkpoints) {
     const auto path = resume(*checkpointer_, now);
     const std::string changed = differences(now.user, config());
     step_ = now.step;
+    set_options();
     if (scaler_ && now.user.contains("grad_scaler")) load(*scaler_, now.user["grad_scaler"]);
     reporter_->say("resumed from " + *path);
-    if (!changed.empty()) reporter_->say("differs from the checkpoint: " + changed);
+    if (!changed.empty())
+      reporter_->say("differs from the checkpoint, and is as given now: " + changed);
     if (step_ >= o_.steps)
       reporter_->say(concat("nothing to train: the checkpoint is of step ", step_,
                             ", and --steps=", o_.steps));
@@ -213,9 +231,20 @@ void Training::train() {
       return interval > 0 && (step_ == o_.steps || step_ % interval == 0);
     };
     if (is_due(o_.eval_interval)) evaluate();
+    if (is_due(o_.save_interval)) need_finite_weights();
     if (is_due(o_.save_interval))
       o_.async_save ? checkpointer_->async_save(state()) : checkpointer_->save(state());
   }
+}
+
+// What is saved can be gone on from. A collective.
+void Training::need_finite_weights() {
+  dist::all_or_none(dist::default_group(), [&] {
+    for (auto& [name, p] : fsdp_ ? fsdp_->named_parameters() : model_.named_parameters())
+      if (const std::string what = nn::find_non_finite(p); !what.empty())
+        fail("parameter ", name, " holds ", what, " after step ", step_,
+             ", so nothing is saved: try a smaller --lr");
+  });
 }
 
 void Training::evaluate() {
@@ -224,6 +253,9 @@ void Training::evaluate() {
   const double loss = validation_loss(*corpus_.validation, o_.batch_size,
                                       [&](const data::Batch& batch) { return forward(batch); });
   model_.train();
+  if (!std::isfinite(loss))
+    fail("the validation loss is ", loss, " after step ", step_,
+         ": try a smaller --lr, or --nan_check to see where it comes from");
   reporter_->validation(
       step_, loss,
       corpus_.bytes_per_token > 0 ? loss / std::log(2.0) / corpus_.bytes_per_token : 0);
@@ -248,12 +280,19 @@ void Training::run() {
   reporter_->say(concat("BigModel, ", config()["parameters"].get<int64_t>(), " parameters, ",
                         o_.strategy, " over ", dist::world_size(), " rank(s), ", o_.precision, "; ",
                         corpus_.description));
+  if (o_.save_interval > 0 && step_ < o_.steps)
+    reporter_->say(concat("checkpoints, the last two, every ", o_.save_interval,
+                          " steps: ", o_.checkpoint_dir));
   if (step_ == 0 && o_.eval_interval > 0 && o_.steps > 0) evaluate();
   train();
   if (checkpointer_) checkpointer_->wait();
   if (!o_.save_weights.empty()) {
+    need_finite_weights();
     dist::ModelState model = state().model;
     dist::save_weights(o_.save_weights, model);
+    dist::all_or_none(dist::default_group(), [&] {
+      if (dist::rank() == 0) keep_tokenizer(corpus_, o_.save_weights);
+    });
   }
   sample();
   std::string where;

@@ -53,9 +53,11 @@ class BigModel : public nn::Module {
   // ids: int64 [B, T] -> logits [B, T, V]. hidden: of data::hidden_documents, for packed documents.
   Tensor forward(const Tensor& ids, const Tensor& hidden = {}) {
     Tensor x = embedding(ids);
-    for (auto& layer : *layers)
-      x = checkpointed ? checkpoint([&](const Tensor& h) { return layer(h, hidden); }, x)
-                       : layer(x, hidden);
+    for (auto& layer : *layers) {
+      // Called again in backward, when the arguments of this call are gone.
+      const auto call = [&layer, hidden](const Tensor& h) { return layer(h, hidden); };
+      x = checkpointed ? checkpoint(call, x) : call(x);
+    }
     return output_head(x);
   }
 

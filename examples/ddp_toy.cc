@@ -41,6 +41,21 @@ void load(const std::string& folder, int64_t epoch, ToyModel& model, optim::SGD&
   dist::load_optimizer(checkpoint.file("optimizer.safetensors"), state, optimizer);
 }
 
+// Those of another program would be replaced where they are of the same step.
+void need_own_checkpoints(const std::string& folder) {
+  for (int64_t step : dist::checkpoint_steps(folder)) {
+    const std::string path = folder + "/" + dist::checkpoint_name(step);
+    bool is_own = true;
+    try {
+      is_own = dist::open_checkpoint(path, dist::Verify::kSizes).state.contains("epoch");
+    } catch (const Error&) {  // not whole: it is no loss
+    }
+    if (!is_own)
+      fail("--checkpoint_dir=", folder,
+           " holds checkpoints of another program: give another folder");
+  }
+}
+
 // sum / count, of all ranks' sums and counts.
 double mean_over_ranks(double sum, int64_t count) {
   Tensor both = tensor<double>({sum, double(count)});
@@ -111,7 +126,9 @@ int main(int argc, char** argv) {
   app.add_option("--checkpoint_dir", o.checkpoint_dir);
   const auto check = [&] {
     o.checkpoint_dir = sherd::cli::from_user(o.checkpoint_dir);
-    if (o.save_interval > 0) sherd::cli::need_folder("--checkpoint_dir", o.checkpoint_dir);
+    if (o.save_interval == 0) return;
+    sherd::cli::need_folder("--checkpoint_dir", o.checkpoint_dir);
+    examples::need_own_checkpoints(o.checkpoint_dir);
   };
   return examples::run_ranks(
       app, /*nproc_per_node=*/2, argc, argv, [&] { examples::train(o); }, check);

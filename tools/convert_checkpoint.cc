@@ -42,6 +42,11 @@ int main(int argc, char** argv) {
       cli::need_output_file("destination", destination);
       cli::need_output_file("--optimizer", optimizer);
       cli::need_different({}, {{"destination", destination}, {"--optimizer", optimizer}});
+      for (const std::string& made : {destination, optimizer})
+        if (!made.empty() && cli::lies_in(made, source) &&
+            std::filesystem::exists(std::filesystem::path(source) / "state.json"))
+          fail(made, " would lie in the checkpoint ", source,
+               " itself, whose files are what they are");
       convert = [&] {
         dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
         return destination;

@@ -214,6 +214,19 @@ void Checkpointer::load(const std::string& path, TrainingState& state, const Loa
   if (state.loader && !rest.loader) say_anew("position in the data");
 }
 
+// A folder that was renamed would be taken for the newest for ever.
+void Checkpointer::need_step(const std::string& path, int64_t step) const {
+  all_or_none<DamagedCheckpoint>(group_, [&] {
+    if (rank_in(group_) != 0) return;
+    int64_t held = step;
+    try {
+      held = open_checkpoint(path, Verify::kSizes).step;
+    } catch (const Error&) {  // load() will say so
+    }
+    if (held != step) throw DamagedCheckpoint(concat("[checkpoint] ", path, " holds step ", held));
+  });
+}
+
 std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
                                                      const LoadOptions& options) {
   wait();
@@ -226,6 +239,7 @@ std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     const std::string path = folder_ + "/" + checkpoint_name(*step);
     try {
+      need_step(path, *step);
       load(path, state, options);
       return path;
     } catch (const DamagedCheckpoint& e) {

@@ -88,6 +88,7 @@ class Checkpointer {
   void load(const std::string& path, TrainingState& state, const LoadOptions& options = {});
 
  private:
+  void need_step(const std::string& path, int64_t step) const;
   void start(const TrainingState& state, bool async);
   void save_full(const TrainingState& state);
 

@@ -386,7 +386,9 @@ bool Job::tend_orphans() {
         std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.pid == pid; })) {
       continue;
     }
-    if (waitpid(pid, nullptr, WNOHANG) == pid) continue;
+    const pid_t ended = waitpid(pid, nullptr, WNOHANG);
+    // No child of this process: /proc is of another namespace, and the number somebody else's.
+    if (ended == pid || (ended < 0 && errno == ECHILD)) continue;
     is_any_left = true;
     if (phase_ == Phase::kKilling) {
       kill(pid, SIGKILL);

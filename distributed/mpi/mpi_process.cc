@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
 // Open MPI does not free all that it takes.
 extern "C" const char* __lsan_default_suppressions() {
   return "leak:libmpi\nleak:libopen-\nleak:libpmix\nleak:libhwloc\nleak:mca_\n";
@@ -15,6 +16,16 @@ extern "C" const char* __lsan_default_suppressions() {
 
 namespace sherd::dist {
 namespace {
+
+// Nor can it be told by its name where the plugin that took it was unloaded.
+struct LeaksOfMpi {
+#ifdef __SANITIZE_ADDRESS__
+  LeaksOfMpi() { __lsan_disable(); }
+  ~LeaksOfMpi() { __lsan_enable(); }
+#else
+  LeaksOfMpi() {}
+#endif
+};
 
 void check(const char* call, int code) {
   if (code == MPI_SUCCESS) return;
@@ -35,6 +46,7 @@ MpiProcess& MpiProcess::get() {
 }
 
 void MpiProcess::begin() {
+  const LeaksOfMpi leaks;
   std::lock_guard lock(mutex_);
   if (ended_) fail("[mpi] MPI has ended in this process, and cannot begin again");
   if (begun_) return;
@@ -88,6 +100,7 @@ void MpiProcess::end(int exit_code) {
   }
   news_.notify_all();
   // Who failed does not wait for the others: mpirun, or the launcher, ends them.
+  const LeaksOfMpi leaks;
   if (exit_code == 0) MPI_Finalize();
 }
 

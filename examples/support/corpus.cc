@@ -133,7 +133,28 @@ Source of_text(const Options& o, const std::string& text, const data::Tokenizer&
   return packed(o, std::move(documents));
 }
 
+// run and run/step-000010: run/tokenizer.model; the file w.safetensors: w.tokenizer.model.
+std::string tokenizer_path(const std::string& of) {
+  const fs::path path(of);
+  std::error_code error;
+  if (fs::is_regular_file(path, error)) return fs::path(path).replace_extension("tokenizer.model");
+  const bool is_step = path.filename().string().starts_with("step-");
+  return (is_step ? path.parent_path() : path) / "tokenizer.model";
+}
+
+// That of the weights which the run begins with; empty: none was kept.
+std::string kept_tokenizer(const Options& o) {
+  const std::string& of = o.resume ? o.checkpoint_dir : o.init_from;
+  const std::string path = of.empty() ? "" : tokenizer_path(of);
+  std::error_code error;
+  return fs::is_regular_file(path, error) ? path : "";
+}
+
 }  // namespace
+
+void keep_tokenizer(const Corpus& corpus, const std::string& of) {
+  if (corpus.tokenizer) corpus.tokenizer->save(tokenizer_path(of));
+}
 
 Corpus load_corpus(const Options& o) {
   Corpus c;
@@ -153,10 +174,21 @@ Corpus load_corpus(const Options& o) {
       if (o.vocab_size < 256)
         fail("--vocab_size=", o.vocab_size, " is smaller than the 256 tokens of --tokenizer=bytes");
       c.tokenizer = std::make_shared<data::ByteTokenizer>();
+    } else if (const std::string kept = kept_tokenizer(o); !kept.empty()) {
+      c.tokenizer = data::Tokenizer::load(kept);
+      if (c.tokenizer->vocab_size() != o.vocab_size)
+        fail("--vocab_size=", o.vocab_size, ", and ", kept, " has ", c.tokenizer->vocab_size(),
+             " tokens");
     } else {
       const std::string path =
           (fs::path(cache_folder()) / concat("tokenizer-", o.vocab_size, ".model")).string();
-      c.tokenizer = data::BpeTokenizer::train_or_load(trained, {.vocab_size = o.vocab_size}, path);
+      try {
+        c.tokenizer =
+            data::BpeTokenizer::train_or_load(trained, {.vocab_size = o.vocab_size}, path);
+      } catch (const Error& e) {
+        fail("--data and --vocab_size=", o.vocab_size, ": ", e.what(),
+             "; give more text, a smaller --vocab_size, or --tokenizer=bytes");
+      }
     }
     with_flag("--data", o.data, [&] {
       train = of_text(o, std::string(trained), *c.tokenizer);

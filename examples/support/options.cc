@@ -33,6 +33,14 @@ void check_model(const Options& o) {
   }
 }
 
+bool lies_in_a_step(const std::string& path, const std::string& folder) {
+  std::error_code error;  // what cannot be looked into holds none
+  for (auto& entry : std::filesystem::directory_iterator(folder, error))
+    if (entry.path().filename().string().starts_with("step-") && lies_in(path, entry.path()))
+      return true;
+  return false;
+}
+
 // Paths become absolute. Now, and not after hours of training: what is read is there, what will be
 // written can be.
 void check_paths(Options& o) {
@@ -50,6 +58,10 @@ void check_paths(Options& o) {
   need_output_file("--save_weights", o.save_weights);
   if (o.save_interval > 0) need_folder("--checkpoint_dir", o.checkpoint_dir);
   need_different(inputs, {{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}});
+  for (auto& [flag, path] :
+       {std::pair{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}})
+    if (!path.empty() && !o.checkpoint_dir.empty() && lies_in_a_step(path, o.checkpoint_dir))
+      fail(flag, "=", path, " would lie in a checkpoint of --checkpoint_dir=", o.checkpoint_dir);
   if (o.overwrite && !o.init_from.empty() && !o.checkpoint_dir.empty() &&
       lies_in(o.init_from, o.checkpoint_dir))
     fail("--overwrite would remove --init_from=", o.init_from,
@@ -65,6 +77,9 @@ void check(Options& o) {
     fail("--async_save needs --checkpoint_format=sharded: a full one goes through rank 0");
   if (o.shard_group_size > 0 && !o.strategy.starts_with("hybrid_shard"))
     fail("--shard_group_size goes with --strategy=hybrid_shard or hybrid_shard_zero2");
+  if (o.pack_documents && o.end_id >= o.vocab_size)
+    fail("--end_id=", o.end_id, " is no token of --vocab_size=", o.vocab_size,
+         ": no document would end");
   if (o.resume && o.overwrite) fail("--resume and --overwrite exclude each other");
   check_paths(o);
 }
@@ -142,8 +157,8 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
       ->transform(whole_number(1, kMostBatch));
   training->add_option("--accumulate", o.accumulate, "micro-batches a step")
       ->transform(whole_number(1));
-  training->add_option("--steps", o.steps)->transform(whole_number(0));
-  training->add_option("--lr", o.lr)->check(number());
+  training->add_option("--steps", o.steps, "of the optimizer, in all")->transform(whole_number(0));
+  training->add_option("--lr", o.lr, "the highest, after the warm-up")->check(number());
   auto* min_lr = training
                      ->add_option("--min_lr", o.min_lr,
                                   "at the end of the cosine; --lr, if that is below the default")
@@ -167,19 +182,22 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                  "ends with --end_id in token files");
   data->add_option("--end_id", o.end_id, "token that ends a document of a .bin file")
       ->transform(whole_number(0, 65535));
-  data->add_flag("--shuffle", o.shuffle, "(default true)");
+  data->add_flag("--shuffle", o.shuffle,
+                 "in another order each epoch (default true; --shuffle=false)");
   data->add_option("--eval_interval", o.eval_interval, "steps; 0: never")
       ->transform(whole_number(0));
 
   auto* sample = group("Sample");
-  sample->add_option("--prompt", o.prompt);
+  sample->add_option("--prompt", o.prompt, "what the sample begins with");
   sample->add_option("--max_new_tokens", o.max_new_tokens, "0: no sample")
       ->transform(whole_number(0));
   sample->add_option("--temperature", o.temperature, "0: the likeliest token")->check(number());
   sample->add_option("--top_k", o.top_k, "0: all tokens")->transform(whole_number(0));
 
   auto* files = group("Files");
-  files->add_option("--checkpoint_dir", o.checkpoint_dir);
+  files->add_option(
+      "--checkpoint_dir", o.checkpoint_dir,
+      "where the last two checkpoints are kept; else a new folder in the user's cache");
   files->add_option("--save_interval", o.save_interval, "steps; 0: nothing is saved")
       ->transform(whole_number(0));
   files

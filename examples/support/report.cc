@@ -37,8 +37,8 @@ Reporter::Reporter(bool active, const std::string& log_path)
       last_line_(start_ - std::chrono::hours(1)) {
   if (!active_ || log_path.empty()) return;
   // Emptied only when it is ours, and the run begins.
-  const int fd = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  log_ = fd < 0 ? nullptr : ::fdopen(fd, "w");
+  const int fd = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  log_ = fd < 0 ? nullptr : ::fdopen(fd, "a");
   if (!log_) sherd::fail("cannot write --log_jsonl=", log_path, ": ", std::strerror(errno));
   struct stat info;
   if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode))
@@ -50,8 +50,9 @@ Reporter::~Reporter() {
   if (log_) std::fclose(log_);
 }
 
-void Reporter::begin(const nlohmann::json& config) {
-  if (log_ && ::ftruncate(::fileno(log_), 0) != 0 && errno != EINVAL)  // EINVAL: a device
+void Reporter::begin(const nlohmann::json& config, bool goes_on) {
+  if (log_ && !goes_on && ::ftruncate(::fileno(log_), 0) != 0 &&
+      errno != EINVAL)  // EINVAL: a device
     sherd::fail("cannot write --log_jsonl=", log_path_, ": ", std::strerror(errno));
   write({{"config", config}});
 }

@@ -27,8 +27,9 @@ class Reporter {
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
-  // The log's first line; what it held before is gone. Error, as for all lines, if the disk is full.
-  void begin(const nlohmann::json& config);
+  // The log's first line, or, where a run goes on, the first of its new ones. Error, as for all
+  // lines, if the disk is full.
+  void begin(const nlohmann::json& config, bool goes_on);
   void step(const StepReport& r);
   void validation(int64_t step, double loss, double bits_per_byte);  // bits_per_byte 0: not known
   void say(const std::string& line);                                 // a line of its own

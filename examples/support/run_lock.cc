@@ -47,7 +47,7 @@ void lock_for_process(int fd, const std::string& path) {
 
 RunLock::RunLock(const std::string& folder) : path_(folder + "/.run-lock") {
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  made_ = std::filesystem::create_directories(folder, error);
   if (error) fail("cannot make the folder ", folder, ": ", error.message());
   for (;;) {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -69,6 +69,7 @@ RunLock::RunLock(const std::string& folder) : path_(folder + "/.run-lock") {
 
 RunLock::~RunLock() {
   ::unlink(path_.c_str());
+  if (made_) ::rmdir(std::filesystem::path(path_).parent_path().c_str());  // if nothing was saved
   ::close(fd_);
 }
 

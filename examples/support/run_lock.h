@@ -12,7 +12,8 @@ namespace examples {
 
 void lock_for_process(int fd, const std::string& path);
 
-// Makes the folder if need be, and a file .run-lock in it, which goes with the lock.
+// Makes the folder if need be, and a file .run-lock in it, which goes with the lock, as does a folder
+// that it made and that has stayed empty.
 class RunLock {
  public:
   explicit RunLock(const std::string& folder);
@@ -23,6 +24,7 @@ class RunLock {
  private:
   std::string path_;
   int fd_ = -1;
+  bool made_ = false;
 };
 
 }  // namespace examples

@@ -89,9 +89,10 @@ std::string differences(const nlohmann::json& saved, const nlohmann::json& confi
                               key, "=", config[key].dump(),
                               ": with these weights the model would compute something else"));
   for (const char* key :
-       {"seq_len", "batch_size", "accumulate", "lr", "min_lr", "schedule", "warmup_steps",
-        "weight_decay", "max_norm", "precision", "shuffle", "pack_documents", "seed"})
+       {"seq_len", "batch_size", "accumulate", "lr", "min_lr", "schedule", "warmup_steps", "beta1",
+        "beta2", "weight_decay", "max_norm", "precision", "shuffle", "pack_documents", "seed"})
     compare(key);
+  if (config.value("schedule", "") == "cosine") compare("steps");
   return text;
 }
 

@@ -113,6 +113,8 @@ nlohmann::json describe_run(const Options& o, const nn::Module& model, const Fsd
       {"min_lr", o.min_lr},
       {"warmup_steps", o.warmup_steps},
       {"schedule", o.schedule},
+      {"beta1", o.beta1},
+      {"beta2", o.beta2},
       {"weight_decay", o.weight_decay},
       {"max_norm", o.max_norm},
       {"shuffle", o.shuffle},

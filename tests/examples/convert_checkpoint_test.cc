@@ -55,6 +55,9 @@ TEST_F(ConvertCheckpoint, ThereAndBack) {
     expect_refused({checkpoint, at("m.safetensors"), "--optimizer=" + at(name)}, "same file");
   EXPECT_EQ(sherd::dist::read_file(at("m.safetensors")), before);
   expect_refused({checkpoint, at("x.safetensors"), "--step=4"}, "--step");
+  expect_refused({checkpoint, checkpoint + "/model.safetensors"}, "in the checkpoint");
+  expect_refused({checkpoint, at("x.safetensors"), "--optimizer=" + checkpoint + "/o.safetensors"},
+                 "in the checkpoint");
 }
 
 TEST_F(ConvertCheckpoint, Mistakes) {

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "core/safetensors.h"
+#include "distributed/checkpoint/checkpoint_folder.h"
 #include "tests/examples/start.h"
 
 namespace examples {
@@ -47,6 +48,15 @@ Training train(int ranks, std::vector<std::string> flags, Start how = Start::kIt
     std::sscanf(line.c_str(), "loaded it again: loss %lf", &t.loaded);
   }
   return t;
+}
+
+TEST(DdpToy, LeavesCheckpointsOfOthersAlone) {
+  const std::string folder = sherd::dist::new_folder();
+  const std::string made = sherd::dist::CheckpointWriter(folder, 5, {}).commit({{"loss", 1.5}});
+  const Result r = run(start(Start::kItself, 1, kToy, {"--checkpoint_dir=" + folder}));
+  EXPECT_EQ(r.exit_code, 2) << r.err;
+  EXPECT_NE(r.err.find("holds checkpoints of another program"), std::string::npos) << r.err;
+  EXPECT_EQ(sherd::dist::open_checkpoint(made).state.at("loss"), 1.5);
 }
 
 TEST(DdpToy, LearnsAtAnyNumberOfRanks) {

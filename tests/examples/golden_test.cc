@@ -83,25 +83,6 @@ TEST(GoldenOverMpi, SameNumbersAsPyTorch) {
     expect_same_numbers("bigmodel_tiny", 2, strategy, {"--backend=mpi"});
 }
 
-// Most ranks hold nothing of most parameters.
-TEST(ManyRanks, ThirtyTwoLearnWhatOneDoes) {
-  const std::string folder = dist::new_folder();
-  std::vector<nlohmann::json> steps[2];
-  for (int ranks : {1, 32}) {
-    const std::string log = concat(folder, "/", ranks);
-    const dist::Result r =
-        big_model(small_run(ranks) +
-                  Flags{"--strategy=full_shard", concat("--batch_size=", 32 / ranks), "--steps=5",
-                        "--shuffle=false", "--log_jsonl=" + log});
-    ASSERT_EQ(r.exit_code, 0) << r.err;
-    steps[ranks > 1] = lines_with(read_log(log), "loss");
-  }
-  ASSERT_EQ(steps[0].size(), 5u);
-  ASSERT_EQ(steps[1].size(), 5u);
-  for (size_t i = 0; i < 5; ++i)
-    EXPECT_NEAR(steps[1][i]["loss"].get<double>(), steps[0][i]["loss"].get<double>(), 1e-5);
-}
-
 INSTANTIATE_TEST_SUITE_P(
     BigModel, Golden,
     testing::Combine(testing::Values("bigmodel_tiny", "bigmodel_odd", "bigmodel_no_mask",

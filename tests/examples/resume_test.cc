@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <sstream>
 #include <thread>
@@ -45,8 +46,14 @@ class Resume : public testing::Test {
     const auto steps = lines_with(read_log(folder_ + "/log"), "loss");
     return steps.empty() ? 0 : steps.back()["step"].get<int64_t>();
   }
+  // Of the last run: a log goes on where its run does.
   int64_t first_step() const {
-    return lines_with(read_log(folder_ + "/log"), "loss").at(0)["step"].get<int64_t>();
+    int64_t first = 0;
+    for (const nlohmann::json& line : read_log(folder_ + "/log")) {
+      if (line.contains("config")) first = 0;
+      if (line.contains("loss") && first == 0) first = line["step"].get<int64_t>();
+    }
+    return first;
   }
 
   // The weights of an uninterrupted run, elsewhere.
@@ -248,7 +255,8 @@ TEST_F(Resume, OfAnotherFunctionOrSchedule) {
   const dist::Result other =
       run(flags(2, 4, {"--resume", "--seed=1", "--accumulate=1", "--shuffle=false"}));
   EXPECT_EQ(other.exit_code, 0) << other.err;
-  EXPECT_NE(other.out.find("differs from the checkpoint: accumulate 2 -> 1, shuffle true -> false, "
+  EXPECT_NE(other.out.find("differs from the checkpoint, and is as given now: accumulate 2 -> 1, "
+                           "shuffle true -> false, "
                            "seed 0 -> 1\n"),
             std::string::npos)
       << other.out;
@@ -259,6 +267,62 @@ TEST_F(Resume, OfAnotherFunctionOrSchedule) {
   EXPECT_NE(none.out.find("nothing to train: the checkpoint is of step 4, and --steps=2"),
             std::string::npos)
       << none.out;
+}
+
+// What the command line says counts, and the log goes on.
+TEST_F(Resume, WithOtherOptionsOfTheOptimizer) {
+  ASSERT_EQ(run(flags(2, 3, {"--lr=1e-3"})).exit_code, 0);
+  const dist::Result same = run(flags(2, 6, {"--lr=1e-3", "--resume", "--save_interval=0"}));
+  ASSERT_EQ(same.exit_code, 0) << same.err;
+  const std::string expected = weights();
+  const dist::Result r = run(flags(2, 6, {"--lr=2e-3", "--resume", "--save_interval=0"}));
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("lr 0.001 -> 0.002"), std::string::npos) << r.out;
+  EXPECT_FALSE(weights() == expected);
+  const auto steps = lines_with(read_log(folder_ + "/log"), "lr");
+  ASSERT_EQ(steps.size(), 9u);  // 3, and 3 twice
+  EXPECT_EQ(steps[3]["lr"], 1e-3);
+  EXPECT_EQ(steps[8]["lr"], 2e-3);
+  // Nothing that cannot be gone on from is saved.
+  const dist::Result lost = run(flags(2, 7, {"--lr=1e300", "--resume"}));
+  EXPECT_NE(lost.exit_code, 0);
+  EXPECT_EQ(newest(), checkpoints() + "/step-000003");
+  // Nor does an output replace a part of a checkpoint.
+  for (const char* flag : {"--log_jsonl=", "--save_weights="}) {
+    const dist::Result inside = run(flags(2, 6, {"--resume", flag + newest() + "/state.json"}));
+    EXPECT_EQ(inside.exit_code, 2);
+    EXPECT_NE(inside.err.find("would lie in a checkpoint"), std::string::npos) << inside.err;
+  }
+}
+
+// Weights are worth something with their own tokenizer alone.
+TEST_F(Resume, WithTheTokenizerOfItsWeights) {
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += concat("the line of number ", i * 7919 % 1000, "\n");
+  std::ofstream(folder_ + "/a.txt") << text;
+  for (size_t at = 0; (at = text.find("line", at)) != std::string::npos;)
+    text.replace(at, 4, "row");
+  std::ofstream(folder_ + "/b.txt") << text;
+  const auto of = [&](const char* name, const Flags& more) {
+    return without_data(flags(2, 3, {})) +
+           Flags{concat("--data=", folder_, "/", name), "--vocab_size=300",
+                 concat("--save_weights=", folder_, "/w.safetensors"), "--max_new_tokens=0"} +
+           more;
+  };
+  ASSERT_EQ(run(of("a.txt", {})).exit_code, 0);
+  const std::string kept = dist::read_file(checkpoints() + "/tokenizer.model");
+  EXPECT_TRUE(kept == dist::read_file(folder_ + "/w.tokenizer.model"));
+  const std::string other = concat("--save_weights=", folder_, "/v.safetensors");
+  for (const Flags& more :
+       {Flags{concat("--init_from=", folder_, "/w.safetensors"), "--save_interval=0"},
+        Flags{concat("--init_from=", checkpoints(), "/step-000003"), "--save_interval=0"}}) {
+    const dist::Result r = run(of("b.txt", more + Flags{"--checkpoint_dir=", other}));
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_TRUE(kept == dist::read_file(folder_ + "/v.tokenizer.model"));
+  }
+  const dist::Result afresh = run(of("b.txt", {"--save_interval=0", "--checkpoint_dir=", other}));
+  ASSERT_EQ(afresh.exit_code, 0) << afresh.err;
+  EXPECT_FALSE(kept == dist::read_file(folder_ + "/v.tokenizer.model"));
 }
 
 TEST_F(Resume, OfAnotherShape) {

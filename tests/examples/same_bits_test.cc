@@ -75,6 +75,11 @@ TEST_P(SameBits, ActivationCheckpointing) {
     expect_same(
         {{strategy, "--activation_checkpointing=false"}, {strategy, "--activation_checkpointing"}});
 }
+TEST_P(SameBits, ActivationCheckpointingOfPackedDocuments) {
+  const Flags packed{"--pack_documents", "--end_id=5", "--steps=6"};
+  for (const char* strategy : {"--strategy=full_shard", "--strategy=ddp"})
+    expect_same({packed + Flags{strategy}, packed + Flags{strategy, "--activation_checkpointing"}});
+}
 TEST_P(SameBits, Wrapping) {
   expect_same({{"--wrap_min_params=0"},          // a unit a block
                {"--wrap_min_params=2000"},       // attentions, feed-forwards, embedding, head
