@@ -64,6 +64,7 @@ std::string in_one_line(std::string text) {
 
 void parse(CLI::App& app, int argc, char** argv) {
   signal(SIGXFSZ, SIG_IGN);
+  if (app.get_name().empty()) app.name(argv[0]);
   const std::vector<Word> words = words_of(app, argc, argv);
   std::vector<std::string> reversed;  // as CLI11 wants them
   for (auto word = words.rbegin(); word != words.rend(); ++word) {
@@ -74,7 +75,6 @@ void parse(CLI::App& app, int argc, char** argv) {
     if (word->value) reversed.push_back(*word->value);
     reversed.push_back(word->text);
   }
-  if (app.get_name().empty()) app.name(argv[0]);
   app.parse(reversed);
 }
 

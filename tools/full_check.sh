@@ -168,9 +168,10 @@ part "50 kills, each resumed" kill_and_resume
 part "1000 random command lines" python3 tests/long/fuzz_flags.py bazel-bin/examples/big_model 1000
 part "AddressSanitizer and UBSan" cases --config=asan //...
 # What has threads. Left out: kernels, layers, optimizers, for libgomp is not instrumented, so OpenMP is off under
-# ThreadSanitizer and they have a single thread; the examples, for oneDNN's and Open MPI's libraries are not either.
+# ThreadSanitizer and they have a single thread; memory_test, whose tag says why; the examples, for oneDNN's and Open MPI's libraries are not either.
 part "ThreadSanitizer: engine, loader, process groups, sharding, launcher" \
-  cases --config=tsan //tests/autograd:engine_test //tests/data/... //tests/distributed/... //tests/launcher/...
+  cases --config=tsan -- //tests/autograd:engine_test //tests/data/... //tests/distributed/... //tests/launcher/... \
+  -//tests/distributed:memory_test
 [ -n "$only" ] || echo "| ThreadSanitizer: core, nn, optim, examples | left out: a single thread there, or libraries that are not instrumented | 0 |" >>"$report"
 wait_beside
 
