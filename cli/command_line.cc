@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <vector>
 
 #include "core/error.h"
@@ -64,7 +65,7 @@ std::string in_one_line(std::string text) {
 
 void parse(CLI::App& app, int argc, char** argv) {
   signal(SIGXFSZ, SIG_IGN);
-  if (app.get_name().empty()) app.name(argv[0]);
+  if (app.get_name().empty()) app.name(std::filesystem::path(argv[0]).filename().string());
   const std::vector<Word> words = words_of(app, argc, argv);
   std::vector<std::string> reversed;  // as CLI11 wants them
   for (auto word = words.rbegin(); word != words.rend(); ++word) {

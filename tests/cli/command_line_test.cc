@@ -27,7 +27,7 @@ Flags parsed(std::vector<std::string> arguments, std::string* help = nullptr) {
   app.add_option("--lr", f.lr)->check(number(0, 1));
   app.add_option("--name", f.name);
   app.add_option("words", f.words);
-  arguments.insert(arguments.begin(), "count");
+  arguments.insert(arguments.begin(), "/some/where/count");
   std::vector<char*> argv;
   for (auto& a : arguments) argv.push_back(a.data());
   try {
