@@ -7,11 +7,12 @@
 //
 // The functions declared here that compute or make views record on the autograd tape; they are
 // defined in autograd/. Those under "raw" do not record, and are all that core's own kernels use.
-// More operators: autograd/ops.h. An undefined Tensor (default-constructed) stands for "none"; most
+// `std::cout << x` and to_string(x) print it as PyTorch does. More operators: autograd/ops.h. An undefined Tensor (default-constructed) stands for "none"; most
 // calls on it are errors.
 #pragma once
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -150,6 +151,10 @@ class Tensor {
   }
 
  private:
+  // Friends alone, so that numbers do not become tensors to be printed.
+  friend std::string to_string(const Tensor& tensor);
+  friend std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+
   static Tensor wrap_number(double d, int64_t i, DType dtype);
   TensorImpl& get() const {
     if (!p_) [[unlikely]]

@@ -314,6 +314,7 @@ struct DataLoader::Parts {
   std::shared_ptr<const Dataset> dataset;
   LoaderOptions options;
   uint64_t seed = 0;
+  uint64_t fingerprint = 0;  // the dataset's
   std::unique_ptr<Sampler> own_sampler;
   std::unique_ptr<BatchSampler> own_batch_sampler;
   BatchSampler* batch_sampler = nullptr;
@@ -328,7 +329,7 @@ struct DataLoader::Parts {
     return {batch_sampler->epoch(), batches,
             batch_sampler->size(),  seed,
             batch_sampler->start(), batch_sampler->global_batch(),
-            dataset->size()};
+            dataset->size(),        fingerprint};
   }
   void end_run() {
     if (const auto open = run.lock()) open->supersede();
@@ -386,6 +387,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, LoaderOptions opt
   parts_->options = std::move(options);
   parts_->check_options();
   parts_->seed = parts_->options.seed.value_or(default_generator().state().seed);
+  parts_->fingerprint = parts_->dataset->fingerprint();
   parts_->make_samplers();
   *parts_->progress = parts_->state_after(0);
 }
@@ -408,6 +410,10 @@ void DataLoader::load_state_dict(const LoaderState& state) {
   if (state.dataset_size != p.dataset->size())
     fail("[DataLoader] the state is of a dataset of ", state.dataset_size,
          " samples, and this one has ", p.dataset->size());
+  if (state.dataset_fingerprint && p.fingerprint && state.dataset_fingerprint != p.fingerprint)
+    fail("[DataLoader] the state is of another dataset of ", state.dataset_size,
+         " samples, which hold other things: take the data that it was made with, or go on without "
+         "the loader's state");
   const int64_t own_batch = p.batch_sampler->global_batch();
   if ((state.global_batch == 0) != (own_batch == 0))
     fail("[DataLoader] the state is of batches of ", state.global_batch,

@@ -66,6 +66,7 @@ struct LoaderState {
   int64_t start = 0;         // samples, over all ranks, that were left out before the first batch
   int64_t global_batch = 0;  // samples a batch, over all ranks; 0: batches come from a list
   int64_t dataset_size = 0;
+  uint64_t dataset_fingerprint = 0;  // see Dataset; 0: not known
   bool operator==(const LoaderState&) const = default;
 };
 
@@ -94,7 +95,7 @@ class DataLoader {
   // Inside the loop's body, the batch that the body has counts as done.
   LoaderState state_dict() const;
   // The next loop begins after state.batches of state.epoch; if those are all, that loop is empty.
-  // set_epoch with another epoch drops it. Error if the dataset has another size, or if batches of
+  // set_epoch with another epoch drops it. Error if the dataset has another size or fingerprint, or if batches of
   // another size or number of ranks come from a sampler that cannot begin in the middle.
   void load_state_dict(const LoaderState& state);
 

@@ -56,6 +56,9 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;             // number of samples
   virtual Sample get(int64_t index) const = 0;  // 0 <= index < size()
+  // A number that differs where the samples do; 0: none is known. A DataLoader that goes on from a
+  // state asks for it, and refuses a state of other data.
+  virtual uint64_t fingerprint() const { return 0; }
 };
 
 // Makes a batch of samples; indices[i] is that of samples[i] in the dataset, for errors.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 
 namespace sherd::data {
@@ -55,6 +56,13 @@ PackedDataset PackedDataset::from_tokens(std::span<const uint16_t> tokens, uint1
     begin = end;
   }
   return PackedDataset(std::move(documents), options);
+}
+
+uint64_t PackedDataset::fingerprint() const {
+  std::vector<uint64_t> sums = {uint64_t(options_.sequence_length)};
+  for (const auto& tokens : documents_)
+    sums.push_back(checksum_of(tokens.data(), int64_t(tokens.size() * sizeof tokens[0])));
+  return checksum_of(sums.data(), int64_t(sums.size() * sizeof sums[0]));
 }
 
 Sample PackedDataset::get(int64_t index) const {

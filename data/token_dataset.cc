@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/atomic_file.h"
 #include "data/files.h"
 #include "data/tokenizer.h"
 
@@ -108,19 +109,39 @@ void TokenDataset::check_ids() const {
 Sample TokenDataset::get(int64_t index) const {
   if (index < 0 || index >= size_)
     fail("[TokenDataset] sample ", index, " was asked for; there are ", size_);
-  const int64_t T = options_.sequence_length, begin = index * T;
+  const int64_t T = options_.sequence_length;
+  std::vector<uint16_t> ids(size_t(T) + 1);
+  read(index * T, ids);
   Tensor input_ids = empty({T}, kInt64), labels = empty({T}, kInt64);
-  int64_t *x = input_ids.data<int64_t>(), *y = labels.data<int64_t>();
+  std::copy(ids.begin(), ids.end() - 1, input_ids.data<int64_t>());
+  std::copy(ids.begin() + 1, ids.end(), labels.data<int64_t>());
+  return {{"input_ids", input_ids}, {"labels", labels}};
+}
+
+void TokenDataset::read(int64_t begin, std::span<uint16_t> tokens) const {
   auto part = std::upper_bound(parts_.begin(), parts_.end(), begin,
                                [](int64_t i, const Part& p) { return i < p.start; }) -
               1;
-  for (int64_t i = 0; i <= T; ++i) {
-    while (begin + i >= part->start + int64_t(part->tokens.size())) ++part;
-    const int64_t id = part->tokens[size_t(begin + i - part->start)];
-    if (i < T) x[i] = id;
-    if (i > 0) y[i - 1] = id;
+  for (size_t done = 0; done < tokens.size(); ++part) {
+    const auto rest = part->tokens.subspan(size_t(begin + int64_t(done) - part->start));
+    const size_t count = std::min(rest.size(), tokens.size() - done);
+    std::copy_n(rest.begin(), count, tokens.begin() + std::ptrdiff_t(done));
+    done += count;
   }
-  return {{"input_ids", input_ids}, {"labels", labels}};
+}
+
+uint64_t TokenDataset::fingerprint() const {
+  constexpr int64_t kPieces = 512, kPiece = 4096;
+  const int64_t pieces = std::min(kPieces, (token_count_ + kPiece - 1) / kPiece);
+  const int64_t length = std::min(kPiece, token_count_);
+  std::vector<uint64_t> sums = {uint64_t(token_count_)};
+  std::vector<uint16_t> tokens(size_t(length), 0);
+  for (int64_t i = 0; i < pieces; ++i) {
+    read(pieces == 1 ? 0 : int64_t(double(token_count_ - length) * double(i) / double(pieces - 1)),
+         tokens);
+    sums.push_back(checksum_of(tokens.data(), length * int64_t(sizeof tokens[0])));
+  }
+  return checksum_of(sums.data(), int64_t(sums.size() * sizeof sums[0]));
 }
 
 double TokenDataset::bytes_per_token() const {

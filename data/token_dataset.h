@@ -46,6 +46,9 @@ class TokenDataset : public Dataset {
 
   int64_t size() const override { return size_; }
   Sample get(int64_t index) const override;
+  // Of the number of tokens and of 512 pieces of 4096 tokens, evenly spaced: of all, if they are
+  // fewer. However the run is cut into files.
+  uint64_t fingerprint() const override;
 
   int64_t sequence_length() const { return options_.sequence_length; }
   int64_t token_count() const { return token_count_; }  // N
@@ -63,6 +66,8 @@ class TokenDataset : public Dataset {
   void take_range();  // cuts parts_ to [offset, offset + length)
   void check_ids() const;
   void finish();
+  // Copies tokens [begin, begin + count) of the run.
+  void read(int64_t begin, std::span<uint16_t> tokens) const;
 
   TokenOptions options_;
   std::vector<Part> parts_;

@@ -161,12 +161,7 @@ void Training::start() {
     return;
   }
   if (o_.resume) reporter_->say("no checkpoint in " + o_.checkpoint_dir + ": starting afresh");
-  if (o_.init_from.empty()) return;
-  try {
-    dist::load_weights_from(o_.init_from, now.model);
-  } catch (const Error& e) {
-    throw UsageError(e.what());
-  }
+  if (!o_.init_from.empty()) load_initial_weights(o_.init_from, now.model, config());
 }
 
 Tensor Training::forward(const data::Batch& batch) {

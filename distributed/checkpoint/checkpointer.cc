@@ -24,11 +24,18 @@ json to_json(const data::LoaderState& l) {
           {"seed", l.seed},
           {"start", l.start},
           {"global_batch", l.global_batch},
-          {"dataset_size", l.dataset_size}};
+          {"dataset_size", l.dataset_size},
+          {"dataset_fingerprint", l.dataset_fingerprint}};
 }
 data::LoaderState loader_state(const json& j) {
-  return {j.at("epoch"), j.at("batches"),      j.at("batches_per_epoch"), j.at("seed"),
-          j.at("start"), j.at("global_batch"), j.at("dataset_size")};
+  return {j.at("epoch"),
+          j.at("batches"),
+          j.at("batches_per_epoch"),
+          j.at("seed"),
+          j.at("start"),
+          j.at("global_batch"),
+          j.at("dataset_size"),
+          j.value("dataset_fingerprint", uint64_t(0))};  // not in those of earlier versions
 }
 
 json own_state(const TrainingState& s) {

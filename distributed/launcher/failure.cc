@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -36,6 +37,16 @@ bool names_other(const RankEnd& end, const std::set<int>& failed) {
 // code.
 bool was_struck_down(const RankEnd& end) { return end.signal != 0 && end.signal != SIGABRT; }
 
+std::string describe_place(const RankEnd& end, const std::string& host) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f", end.seconds);
+  std::string text = concat("pid ", end.pid, " on ", host, ", local rank ", end.local_rank, ", ",
+                            seconds, " s after the start");
+  // torchrun's notation, which its users look for.
+  if (end.signal != 0) text += concat(", exit code -", end.signal);
+  return text;
+}
+
 }  // namespace
 
 std::vector<RankEnd> failures_by_cause(std::vector<RankEnd> ends) {
@@ -54,22 +65,28 @@ std::string describe(const RankEnd& end, const std::string& host) {
   text += end.signal != 0 ? "killed by " + signal_name(end.signal)
                           : concat("exit code ", end.exit_code);
   if (!end.error.empty()) text += ": " + end.error;
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.1f", end.seconds);
-  text += concat("\n    pid ", end.pid, " on ", host, ", local rank ", end.local_rank, ", ",
-                 seconds, " s after the start");
-  // torchrun's notation, which its users look for.
-  if (end.signal != 0) text += concat(", exit code -", end.signal);
-  return text;
+  return text + "\n    " + describe_place(end, host);
 }
 
 std::string describe_all(const std::vector<RankEnd>& ends,
                          const std::function<std::string(const RankEnd&)>& host_of) {
   constexpr size_t kMost = 8;
+  std::vector<std::string> texts;
+  std::map<std::tuple<int, int, std::string>, size_t> known;  // ends, and where they stand in texts
+  for (size_t i = 0; i < std::min(ends.size(), kMost); ++i) {
+    const RankEnd& end = ends[i];
+    const auto [at, is_new] =
+        known.try_emplace({end.signal, end.exit_code, end.error}, texts.size());
+    if (is_new)
+      texts.push_back(describe(end, host_of(end)));
+    else
+      texts[at->second] +=
+          concat("\n    rank ", end.rank, " likewise: ", describe_place(end, host_of(end)));
+  }
+  if (ends.size() > kMost)
+    texts.push_back(concat("and ", ends.size() - kMost, " more failed ranks"));
   std::string text;
-  for (size_t i = 0; i < std::min(ends.size(), kMost); ++i)
-    text += (i > 0 ? "\n" : "") + describe(ends[i], host_of(ends[i]));
-  if (ends.size() > kMost) text += concat("\nand ", ends.size() - kMost, " more failed ranks");
+  for (const std::string& t : texts) text += (text.empty() ? "" : "\n") + t;
   return text;
 }
 

@@ -29,7 +29,8 @@ std::vector<RankEnd> failures_by_cause(std::vector<RankEnd> ends);
 // "rank 1: killed by SIGKILL" or "rank 2: exit code 3: its error", and below it, indented, where.
 std::string describe(const RankEnd& end, const std::string& host);
 
-// The same of several, which ran where `host_of` says: of eight, and how many more there are.
+// The same of several, which ran where `host_of` says: of eight, and how many more there are. Who
+// ended as another did stands below it.
 std::string describe_all(const std::vector<RankEnd>& ends,
                          const std::function<std::string(const RankEnd&)>& host_of);
 

@@ -26,6 +26,16 @@ std::string own_folder() {
   return dist::all_gather_text(dist::default_group(), mine)[0];
 }
 
+// Weights say nothing of these, and with another value they make another model.
+void need_same_model(const nlohmann::json& saved, const nlohmann::json& config) {
+  if (!saved.is_object()) return;
+  for (const char* key : {"heads", "causal"})
+    if (saved.contains(key) && config.contains(key) && saved[key] != config[key])
+      throw UsageError(concat("the checkpoint is of --", key, "=", saved[key].dump(), ", not --",
+                              key, "=", config[key].dump(),
+                              ": with these weights the model would compute something else"));
+}
+
 }  // namespace
 
 void all_or_usage_error(const std::function<void()>& f) {
@@ -74,20 +84,31 @@ std::optional<std::string> resume(dist::Checkpointer& checkpointer, dist::Traini
   }
 }
 
+void load_initial_weights(const std::string& path, dist::ModelState& model,
+                          const nlohmann::json& config) {
+  all_or_usage_error([&] {
+    if (!fs::is_directory(path)) return;
+    const auto checkpoint = dist::open_checkpoint(path, dist::Verify::kSizes);
+    need_same_model(
+        checkpoint.state.value(nlohmann::json::json_pointer("/common/user"), nlohmann::json()),
+        config);
+  });
+  try {
+    dist::load_weights_from(path, model);
+  } catch (const Error& e) {
+    throw UsageError(e.what());
+  }
+}
+
 std::string differences(const nlohmann::json& saved, const nlohmann::json& config) {
   std::string text;
   if (!saved.is_object()) return text;
+  need_same_model(saved, config);
   const auto compare = [&](const char* key) {
-    if (!saved.contains(key) || !config.contains(key) || saved[key] == config[key]) return false;
+    if (!saved.contains(key) || !config.contains(key) || saved[key] == config[key]) return;
     text +=
         concat(text.empty() ? "" : ", ", key, " ", saved[key].dump(), " -> ", config[key].dump());
-    return true;
   };
-  for (const char* key : {"heads", "causal"})
-    if (compare(key))
-      throw UsageError(concat("the checkpoint is of --", key, "=", saved[key].dump(), ", not --",
-                              key, "=", config[key].dump(),
-                              ": with these weights the model would compute something else"));
   for (const char* key :
        {"seq_len", "batch_size", "accumulate", "lr", "min_lr", "schedule", "warmup_steps", "beta1",
         "beta2", "weight_decay", "max_norm", "precision", "shuffle", "pack_documents", "seed"})

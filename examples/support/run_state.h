@@ -35,6 +35,11 @@ sherd::dist::CheckpointerOptions checkpointer_options(const Options& options);
 std::optional<std::string> resume(sherd::dist::Checkpointer& checkpointer,
                                   sherd::dist::TrainingState& state);
 
+// The weights of a file, or of a checkpoint's folder. A collective. UsageError as resume's, and if the
+// model would compute another function with these weights.
+void load_initial_weights(const std::string& path, sherd::dist::ModelState& model,
+                          const nlohmann::json& config);
+
 // What a run does otherwise than the one whose config a checkpoint holds: "seed 0 -> 1, ..."; empty:
 // nothing that matters. UsageError if the model would compute another function with the same
 // weights.

@@ -15,6 +15,7 @@
 #include "core/context.h"
 #include "core/generator.h"
 #include "core/philox.h"
+#include "data/token_dataset.h"
 #include "tests/data/temp_folder.h"
 
 namespace sherd::data {
@@ -632,6 +633,23 @@ TEST(DataLoader, RefusesAStateThatDoesNotFit) {
               AllOf(HasSubstr("6 batches"), HasSubstr("this one has 2")));
   listed.load_state_dict({0, 1, 2, 0, 0, 0, 10});
   EXPECT_EQ(epoch_of(listed).size(), 1u);
+}
+
+TEST(DataLoader, RefusesAStateOfOtherDataOfTheSameSize) {
+  std::vector<uint16_t> ids(101);
+  std::iota(ids.begin(), ids.end(), uint16_t(0));
+  const TokenDataset first(ids, {.sequence_length = 10});
+  ids[57] = 0;
+  const TokenDataset second(ids, {.sequence_length = 10});
+  ASSERT_EQ(first.size(), second.size());
+  DataLoader saved(first), same(first), other(second);
+  same.load_state_dict(saved.state_dict());
+  EXPECT_THAT(message_of<Error>([&] { other.load_state_dict(saved.state_dict()); }),
+              AllOf(HasSubstr("of another dataset of 10 samples"), HasSubstr("take the data")));
+  // A state that knows of none, as those of earlier versions.
+  LoaderState unknown = saved.state_dict();
+  unknown.dataset_fingerprint = 0;
+  other.load_state_dict(unknown);
 }
 
 // Saved by some ranks and gone on with by others, twice in one epoch: what is left of it is what

@@ -81,6 +81,16 @@ TEST(PackedDataset, CutsARunAtItsEnds) {
   EXPECT_EQ(values(s.at("position_ids")), (std::vector<int64_t>{0, 1, 0, 1, 0, 0}));
 }
 
+TEST(PackedDataset, FingerprintIsOfTheDocuments) {
+  const PackedOptions options = {.sequence_length = 4};
+  const auto of = [&](std::vector<std::vector<uint16_t>> documents) {
+    return PackedDataset(std::move(documents), options).fingerprint();
+  };
+  EXPECT_EQ(of({{1, 2, 3}, {4, 5}}), of({{1, 2, 3}, {4, 5}}));
+  EXPECT_NE(of({{1, 2, 3}, {4, 5}}), of({{1, 2, 3}, {4, 6}}));
+  EXPECT_NE(of({{1, 2, 3}, {4, 5}}), of({{1, 2}, {3, 4, 5}}));
+}
+
 TEST(PackedDataset, Refuses) {
   EXPECT_THAT(message_of([] {
                 PackedDataset({{1}, {}}, {.sequence_length = 4});

@@ -5,6 +5,7 @@
 
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "data/data_loader.h"
 #include "data/tokenizer.h"
@@ -56,6 +57,29 @@ TEST(TokenDataset, IsOneRunOfTokens) {
         ASSERT_EQ(values(sample.at("labels")), std::vector<int64_t>(at + 1, at + T + 1));
       }
     }
+  }
+}
+
+// That of the run, however it is cut; of another token anywhere, another. Runs of over 2 million
+// tokens are looked at in places.
+TEST(TokenDataset, FingerprintIsOfTheTokens) {
+  const TempFolder folder;
+  const TokenOptions options = {.sequence_length = 16};
+  for (int64_t n : {17, 4096, 10'001, 3'000'000}) {
+    auto tokens = random_tokens(n, 97);
+    const uint64_t expected = TokenDataset(tokens, options).fingerprint();
+    EXPECT_NE(expected, 0u);
+    const std::vector<std::string> files = {folder.path("a.bin"), folder.path("b.bin")};
+    write_tokens(files[0], std::span(tokens).first(size_t(n / 3)));
+    write_tokens(files[1], std::span(tokens).subspan(size_t(n / 3)));
+    EXPECT_EQ(TokenDataset(files, options).fingerprint(), expected) << n;
+    std::set<uint64_t> others = {expected};
+    for (int64_t i : {int64_t(0), n / 2 % 4096, n - 1}) {
+      ++tokens[size_t(i)];
+      EXPECT_TRUE(others.insert(TokenDataset(tokens, options).fingerprint()).second) << n << " " << i;
+    }
+    tokens.push_back(0);
+    EXPECT_TRUE(others.insert(TokenDataset(tokens, options).fingerprint()).second) << n;
   }
 }
 

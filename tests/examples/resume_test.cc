@@ -251,6 +251,12 @@ TEST_F(Resume, OfAnotherFunctionOrSchedule) {
     EXPECT_EQ(r.exit_code, 2);
     EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
     EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
+    // Nor as the start of another run.
+    const dist::Result begun =
+        run(flags(2, 6, {"--init_from=" + newest(), "--checkpoint_dir=", "--save_interval=0", flag}));
+    EXPECT_EQ(begun.exit_code, 2);
+    EXPECT_EQ(dist::lines_of(begun.err).size(), 1u) << begun.err;
+    EXPECT_NE(begun.err.find(text), std::string::npos) << begun.err;
   }
   const dist::Result other =
       run(flags(2, 4, {"--resume", "--seed=1", "--accumulate=1", "--shuffle=false"}));
@@ -267,6 +273,24 @@ TEST_F(Resume, OfAnotherFunctionOrSchedule) {
   EXPECT_NE(none.out.find("nothing to train: the checkpoint is of step 4, and --steps=2"),
             std::string::npos)
       << none.out;
+}
+
+TEST_F(Resume, OnOtherDataOfTheSameSize) {
+  std::string tokens = dist::read_file(concat(kGoldens, "bigmodel_tiny/tokens.bin"));
+  const std::string file = folder_ + "/tokens.bin";
+  const auto on_own_data = [&](int64_t steps, const Flags& more) {
+    std::ofstream(file) << tokens;
+    return run(without_data(flags(2, steps, more)) + Flags{"--data=" + file});
+  };
+  ASSERT_EQ(on_own_data(3, {}).exit_code, 0);
+  tokens[100] ^= 1;
+  const dist::Result r = on_own_data(6, {"--resume"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
+  EXPECT_NE(r.err.find("of another dataset of"), std::string::npos) << r.err;
+  // Its weights alone fit any data.
+  const Flags weights = {"--init_from=" + newest(), "--checkpoint_dir=", "--save_interval=0"};
+  EXPECT_EQ(on_own_data(3, weights).exit_code, 0);
 }
 
 // What the command line says counts, and the log goes on.

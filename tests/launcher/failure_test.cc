@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include "core/error.h"
+
 namespace sherd::dist {
 namespace {
 
@@ -64,6 +66,17 @@ TEST(Describe, NamesRankEndAndError) {
   EXPECT_EQ(describe(exited(2, 3, "boom"), "host"),
             "rank 2: exit code 3: boom\n"
             "    pid 102 on host, local rank 2, 0.0 s after the start");
+}
+
+// What several ranks say alike is said once, in the place of the first.
+TEST(Describe, AllTogether) {
+  EXPECT_EQ(describe_all({exited(1, 3, "boom"), killed(3, SIGKILL), exited(2, 3, "boom")},
+                         [](const RankEnd& end) { return concat("host", end.rank); }),
+            "rank 1: exit code 3: boom\n"
+            "    pid 101 on host1, local rank 1, 0.0 s after the start\n"
+            "    rank 2 likewise: pid 102 on host2, local rank 2, 0.0 s after the start\n"
+            "rank 3: killed by SIGKILL\n"
+            "    pid 103 on host3, local rank 3, 0.0 s after the start, exit code -9");
 }
 
 TEST(LauncherExitCode, IsTheRanksWhereThatIsPlain) {
