@@ -33,8 +33,7 @@ std::vector<int64_t> shown_of(int64_t size, bool summarize) {
 template <class T>
 class Printer {
  public:
-  explicit Printer(const Tensor& x)
-      : dtype_(x.dtype()), summarize_(x.numel() > kSummarizeAbove) {
+  explicit Printer(const Tensor& x) : dtype_(x.dtype()), summarize_(x.numel() > kSummarizeAbove) {
     std::vector<T> shown;
     collect(x, shown);
     if constexpr (std::is_same_v<T, double>) choose_notation(shown);
@@ -53,8 +52,8 @@ class Printer {
     const std::string margin(indent + 1, ' ');
     if (x.dim() == 1) {
       const std::vector<T> row = values(x);
-      const size_t per_line = std::max<size_t>(
-          1, (kColumns - std::min(kColumns, indent)) / (width_ + 2));
+      const size_t per_line =
+          std::max<size_t>(1, (kColumns - std::min(kColumns, indent)) / (width_ + 2));
       for (size_t i = 0; i < shown.size(); ++i)
         add(shown[i] < 0 ? " ..." : padded(text(row[size_t(shown[i])])),
             i % per_line == 0 ? ",\n" + margin : ", ");
@@ -124,8 +123,8 @@ std::string sizes_as_tuple(const Dims& sizes) {
 
 std::string to_string(const Tensor& tensor) {
   if (!tensor.defined()) return "tensor(undefined)";
-  const bool has_values = !tensor.device().is_meta() && tensor.storage()->has_bytes() &&
-                          !tensor.impl()->placeholder;
+  const bool has_values =
+      !tensor.device().is_meta() && tensor.storage()->has_bytes() && !tensor.impl()->placeholder;
   std::string text = "tensor(";
   const size_t indent = text.size();
   if (!has_values)

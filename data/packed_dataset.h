@@ -41,7 +41,7 @@ class PackedDataset : public Dataset {
   // part.
   Sample get(int64_t index) const override;
   uint64_t fingerprint() const override;  // of all tokens
-  double fill() const;  // share of places that are used
+  double fill() const;                    // share of places that are used
 
  private:
   struct Part {

@@ -2,6 +2,7 @@
 //
 //     convert_checkpoint run/step-000100 model.safetensors --optimizer=optimizer.safetensors
 //     convert_checkpoint run/step-000100 model.safetensors --files=4     # and an index of the four
+//     convert_checkpoint run model.safetensors                           # of run's last checkpoint
 //     convert_checkpoint model.safetensors run --step=100                # a folder to resume from
 #include <cstdio>
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include "cli/command_line.h"
 #include "cli/paths.h"
 #include "core/error.h"
+#include "distributed/checkpoint/checkpoint_folder.h"
 #include "distributed/checkpoint/convert.h"
 
 int main(int argc, char** argv) {
@@ -20,7 +22,9 @@ int main(int argc, char** argv) {
   int files = 1;
   int64_t step = 0;
   CLI::App app{"Converts between a checkpoint's folder and .safetensors files."};
-  app.add_option("source", source, "a checkpoint's folder, a .safetensors file, or an .index.json")
+  app.add_option("source", source,
+                 "a checkpoint's folder, a run's (its last checkpoint), a .safetensors file, or an "
+                 ".index.json")
       ->required();
   app.add_option("destination", destination,
                  "a .safetensors file, or the folder in which to make a checkpoint")
@@ -39,6 +43,7 @@ int main(int argc, char** argv) {
     cli::need_input("source", source);
     if (std::filesystem::is_directory(source)) {
       if (its_step->count() > 0) fail("--step is of a checkpoint that is made: this one is read");
+      if (const auto last = dist::latest_checkpoint(source)) source = last->path;
       cli::need_output_file("destination", destination);
       cli::need_output_file("--optimizer", optimizer);
       cli::need_different({}, {{"destination", destination}, {"--optimizer", optimizer}});
@@ -49,7 +54,7 @@ int main(int argc, char** argv) {
                " itself, whose files are what they are");
       convert = [&] {
         dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
-        return destination;
+        return concat(destination, ", from ", source);
       };
     } else {
       if (number_of_files->count() > 0)

@@ -134,6 +134,9 @@ void to_full(const std::string& checkpoint, const std::string& model,
   ShardReader reader(sizes.files.contains(kShardIndex) ? sizes : open_checkpoint(checkpoint));
   auto weights = entries_of(reader.index(), "model.");
   if (weights.empty()) fail("[to_full] ", checkpoint, " holds no model");
+  if (options.files > int64_t(weights.size()))
+    fail("[to_full] ", checkpoint, " holds ", weights.size(), " tensors: they cannot be cut into ",
+         options.files, " files");
   auto moments = entries_of(reader.index(), "optimizer.");
   if (!options.optimizer.empty() && moments.empty())
     fail("[to_full] ", checkpoint, " holds no optimizer's state");

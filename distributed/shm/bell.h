@@ -3,12 +3,13 @@
 //     waiter:  wait_for(bell, peer, [&] { return word.load() >= n; }, deadline);
 //     peer:    word.store(n); ring(bell, me);
 //
-// [Note: waiting] A wait looks for a short while, since an answer often comes within microseconds,
-// and then sleeps on a futex that any process may wake. Looking takes a core from whoever computes,
-// so how long it goes on is learnt: each time that it was in vain halves it, to nothing in the end,
-// and each answer that came in time doubles it. A bell says which peer is waited for, and the
-// others' news make no system call.
+// [Note: waiting] A wait looks for a short while, since an answer often comes within microseconds and
+// waking a thread takes tens of them, and then sleeps on a futex that any process may wake. Looking
+// takes a core from whoever computes, so it is given up where it does not help: after a look in vain
+// the next waits sleep at once, 1 of them, then 2, 4, up to 16, until a look is in time again. A bell
+// says which peer is waited for, and the others' news make no system call.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -58,27 +59,31 @@ class Patience {  // of one waiting thread
   }
 
  private:
-  static constexpr std::chrono::nanoseconds kMost{20000}, kLeast{500};
+  static constexpr std::chrono::microseconds kLook{50};
+  static constexpr int kMostSkipped = 16;  // waits
 
   template <class F>
   bool look(const F& ready) {
     using Clock = std::chrono::steady_clock;
-    if (may_look_ <= kLeast && ++skipped_ % 16 != 0) return false;
-    const auto end = Clock::now() + may_look_;
+    if (to_skip_ > 0) {
+      --to_skip_;
+      return false;
+    }
+    const auto end = Clock::now() + kLook;
     do {
       for (int i = 0; i < 8; ++i) relax_processor();
       if (ready()) {
-        may_look_ = std::min(kMost, may_look_ * 2);
+        skipped_ = 0;
         return true;
       }
     } while (Clock::now() < end);
-    may_look_ = std::max(kLeast, may_look_ / 2);
+    to_skip_ = skipped_ = std::clamp(2 * skipped_, 1, kMostSkipped);
     return false;
   }
   static bool sleep(Bell& bell, uint32_t seen, TimePoint deadline);  // false: too late
 
-  std::chrono::nanoseconds may_look_ = kMost;
-  int skipped_ = 0;
+  int skipped_ = 0;  // waits after the last look, which was in vain
+  int to_skip_ = 0;  // and those to come
 };
 
 }  // namespace sherd::dist

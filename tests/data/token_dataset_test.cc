@@ -76,7 +76,8 @@ TEST(TokenDataset, FingerprintIsOfTheTokens) {
     std::set<uint64_t> others = {expected};
     for (int64_t i : {int64_t(0), n / 2 % 4096, n - 1}) {
       ++tokens[size_t(i)];
-      EXPECT_TRUE(others.insert(TokenDataset(tokens, options).fingerprint()).second) << n << " " << i;
+      EXPECT_TRUE(others.insert(TokenDataset(tokens, options).fingerprint()).second)
+          << n << " " << i;
     }
     tokens.push_back(0);
     EXPECT_TRUE(others.insert(TokenDataset(tokens, options).fingerprint()).second) << n;

@@ -47,6 +47,12 @@ TEST_F(ConvertCheckpoint, ThereAndBack) {
   ASSERT_EQ(back.exit_code, 0) << back.err;
   for (const char* name : {"m.safetensors", "o.safetensors"})
     EXPECT_TRUE(fs::is_regular_file(at(name))) << name;
+  // A run's folder stands for its last checkpoint.
+  ASSERT_EQ(convert({kModel, at("run"), "--step=2"}).exit_code, 0);
+  const Result last = convert({at("run"), at("last.safetensors")});
+  ASSERT_EQ(last.exit_code, 0) << last.err;
+  EXPECT_NE(last.out.find("from " + checkpoint), std::string::npos) << last.out;
+  expect_refused({checkpoint, at("x.safetensors"), "--files=10000"}, "into 10000 files", 1);
 
   // Of one name in two spellings, one of the two would be lost.
   fs::create_symlink("m.safetensors", at("link.safetensors"));

@@ -252,8 +252,8 @@ TEST_F(Resume, OfAnotherFunctionOrSchedule) {
     EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
     EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
     // Nor as the start of another run.
-    const dist::Result begun =
-        run(flags(2, 6, {"--init_from=" + newest(), "--checkpoint_dir=", "--save_interval=0", flag}));
+    const dist::Result begun = run(
+        flags(2, 6, {"--init_from=" + newest(), "--checkpoint_dir=", "--save_interval=0", flag}));
     EXPECT_EQ(begun.exit_code, 2);
     EXPECT_EQ(dist::lines_of(begun.err).size(), 1u) << begun.err;
     EXPECT_NE(begun.err.find(text), std::string::npos) << begun.err;
