@@ -214,10 +214,10 @@ TEST(FsdpFailures, PostAccumulateHooksRunOnAllRanks) {
     int calls = 0;
     int64_t elements = 0;
     for (const Tensor& p : fsdp.parameters())
-      autograd::register_post_accumulate_grad_hook(p, [&, p](const Tensor& g) {
+      autograd::register_post_accumulate_grad_hook(p, [&, n = p.numel()](const Tensor& g) {
         ++calls;
         elements += g.numel();
-        EXPECT_EQ(g.numel(), p.numel());
+        EXPECT_EQ(g.numel(), n);
         Tensor sum = full({1}, double(g.numel()));
         dist::all_reduce(sum);
       });
