@@ -2,8 +2,8 @@
 //
 //     Tensor y = checkpoint([&](const Tensor& x) { return block(x); }, x);
 //
-// The function is called again in backward: what it refers to must still be there. So capture tensors
-// by value, and modules by reference.
+// The function is called again in backward: what it refers to must still be there. So capture
+// tensors by value, and modules by reference.
 //
 // Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost. arXiv 1604.06174.
 // Dropout draws the same numbers in both passes. Same bits as without, as long as the function is

@@ -60,8 +60,8 @@ void share_meta(const Tensor& t, const Tensor& other);
 
 // On a leaf: before accumulation. On a result: before its node runs.
 void register_hook(const Tensor& t, TensorHook hook);
-// After a leaf's gradient was accumulated, with the gradient, once a backward. A hook that holds the
-// leaf itself keeps it alive for good.
+// After a leaf's gradient was accumulated, with the gradient, once a backward. A hook that holds
+// the leaf itself keeps it alive for good.
 void register_post_accumulate_grad_hook(const Tensor& leaf,
                                         std::function<void(const Tensor&)> hook);
 

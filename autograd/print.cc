@@ -1,5 +1,5 @@
 // Text of tensors, laid out as PyTorch's repr: 4 digits, 80 columns, and of more than 1000 elements
-// the three at each end of each dimension.
+// the three at each end of each dimension. Dtypes and ops have Sherd's names: float64, <add>.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -18,10 +18,12 @@ Tensor first_dim_at(const Tensor& x, int64_t i) {
                           x.storage_offset() + i * x.stride(0));
 }
 
+bool is_cut(int64_t size, bool summarize) { return summarize && size > 2 * kEdge; }
+
 // The indices of `size` that are shown; -1 stands for those left out.
 std::vector<int64_t> shown_of(int64_t size, bool summarize) {
   std::vector<int64_t> indices;
-  const bool cut = summarize && size > 2 * kEdge;
+  const bool cut = is_cut(size, summarize);
   for (int64_t i = 0; i < (cut ? kEdge : size); ++i) indices.push_back(i);
   if (!cut) return indices;
   indices.push_back(-1);
@@ -54,8 +56,9 @@ class Printer {
       const std::vector<T> row = values(x);
       const size_t per_line =
           std::max<size_t>(1, (kColumns - std::min(kColumns, indent)) / (width_ + 2));
+      auto value = row.begin();
       for (size_t i = 0; i < shown.size(); ++i)
-        add(shown[i] < 0 ? " ..." : padded(text(row[size_t(shown[i])])),
+        add(shown[i] < 0 ? " ..." : padded(text(*value++)),
             i % per_line == 0 ? ",\n" + margin : ", ");
     } else {
       for (const int64_t i : shown)
@@ -66,9 +69,23 @@ class Printer {
   }
 
  private:
-  static std::vector<T> values(const Tensor& x) {  // of at most one dimension
-    const Tensor y = to_raw(contiguous_raw(x), dtype_of<T>);
-    return {y.template data<T>(), y.template data<T>() + y.numel()};
+  // Those shown of a tensor of at most one dimension.
+  std::vector<T> values(const Tensor& x) const {
+    std::vector<T> all;
+    const auto add = [&](const Tensor& part) {
+      const Tensor y = to_raw(contiguous_raw(part), dtype_of<T>);
+      all.insert(all.end(), y.template data<T>(), y.template data<T>() + y.numel());
+    };
+    const auto end = [&](int64_t from) {
+      return x.as_strided_raw({kEdge}, x.strides(), x.storage_offset() + from * x.stride(0));
+    };
+    if (x.dim() == 0 || !is_cut(x.size(0), summarize_)) {
+      add(x);
+    } else {
+      add(end(0));
+      add(end(x.size(0) - kEdge));
+    }
+    return all;
   }
 
   void collect(const Tensor& x, std::vector<T>& to) const {
@@ -77,10 +94,8 @@ class Printer {
         if (i >= 0) collect(first_dim_at(x, i), to);
       return;
     }
-    const std::vector<T> all = values(x);
-    if (x.dim() == 0) return to.push_back(all[0]);
-    for (const int64_t i : shown_of(x.size(0), summarize_))
-      if (i >= 0) to.push_back(all[size_t(i)]);
+    const std::vector<T> shown = values(x);
+    to.insert(to.end(), shown.begin(), shown.end());
   }
 
   void choose_notation(const std::vector<T>& shown) {
@@ -99,9 +114,9 @@ class Printer {
     } else {
       if (std::isnan(v)) return "nan";
       if (std::isinf(v)) return v > 0 ? "inf" : "-inf";
-      char text[400];  // the largest double has 309 digits
-      std::snprintf(text, sizeof text, scientific_ ? "%.4e" : whole_ ? "%.0f." : "%.4f", v);
-      return text;
+      char digits[32];
+      std::snprintf(digits, sizeof digits, scientific_ ? "%.4e" : whole_ ? "%.0f." : "%.4f", v);
+      return digits;
     }
   }
   std::string padded(const std::string& text) const {

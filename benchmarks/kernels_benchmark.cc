@@ -3,8 +3,8 @@
 //
 //     ./bazelw run //benchmarks:kernels [-- --benchmark_filter=attention]
 //
-// `bytes_per_second` counts what the kernel must read and write; `items_per_second` are elements, and
-// for attention multiply-adds times two.
+// `bytes_per_second` counts what the kernel must read and write; `items_per_second` are elements,
+// and for attention multiply-adds times two.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>

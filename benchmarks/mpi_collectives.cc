@@ -1,5 +1,5 @@
-// The Open MPI side of collectives_side_by_side.py, which compiles and runs it: the same collectives
-// and sizes, the best of 5 series, as "op,bytes,microseconds".
+// The Open MPI side of collectives_side_by_side.py, which compiles and runs it: the same
+// collectives and sizes, the best of 5 series, as "op,bytes,microseconds".
 #include <mpi.h>
 
 #include <algorithm>

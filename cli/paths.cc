@@ -56,14 +56,19 @@ void attempt(const std::string& flag, const std::string& path, const std::string
 }  // namespace
 
 std::string from_user(const std::string& path) {
-  if (path.empty() || fs::path(path).is_absolute()) return path;
+  // run/ names what run does: parent_path() and filename() know no difference then.
+  const auto without_slash = [](const fs::path& p) {
+    return (p.has_filename() ? p : p.parent_path()).string();
+  };
+  if (path.empty()) return path;
+  if (fs::path(path).is_absolute()) return without_slash(path);
   for (const char* variable : {"SHERD_WORKING_DIRECTORY", "BUILD_WORKING_DIRECTORY"})
     if (const char* folder = std::getenv(variable); folder && *folder)
-      return (fs::path(folder) / path).lexically_normal().string();
+      return without_slash((fs::path(folder) / path).lexically_normal());
   std::error_code error;
   const fs::path here = fs::current_path(error);
   if (error) fail(path, " is relative to the current folder, which is gone");
-  return (here / path).lexically_normal().string();
+  return without_slash((here / path).lexically_normal());
 }
 
 void need_input(const std::string& flag, const std::string& path) {

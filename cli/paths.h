@@ -1,5 +1,5 @@
-// The paths that a user gives, looked at before anything runs: what is read is there, what is written
-// can be, and no two are the same file.
+// The paths that a user gives, looked at before anything runs: what is read is there, what is
+// written can be, and no two are the same file.
 //
 //     o.data = from_user(o.data);
 //     need_input("--data", o.data);
@@ -14,7 +14,7 @@
 namespace sherd::cli {
 
 // `bazel run` starts programs in a folder of its own; the user's paths are from where the user is.
-// Absolute; Error if the folder that it is relative to is gone.
+// Absolute, with no slash at the end; Error if the folder that it is relative to is gone.
 std::string from_user(const std::string& path);
 
 void need_input(const std::string& flag, const std::string& path);  // a regular file or a folder

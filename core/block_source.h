@@ -22,8 +22,8 @@ class BlockSource {
   virtual bool owns(const char* data) const = 0;
 };
 
-// From now on, the context's blocks of kLeast bytes and more come from `source`, which the allocator
-// keeps. Older ones go back to the system as they become free.
+// From now on, the context's blocks of kLeast bytes and more come from `source`, which the
+// allocator keeps. Older ones go back to the system as they become free.
 void set_block_source(Context& context, std::shared_ptr<BlockSource> source);
 
 }  // namespace sherd

@@ -110,8 +110,8 @@ class SafetensorsWriter {
   int64_t done_ = 0;  // bytes of the current tensor that have come
 };
 
-// In the order of the original library: wider elements first, then as given (by name); so that every
-// tensor is aligned to its elements.
+// In the order of the original library: wider elements first, then as given (by name); so that
+// every tensor is aligned to its elements.
 std::vector<SafetensorsWriter::Entry> in_file_order(std::vector<SafetensorsWriter::Entry> entries);
 
 std::map<std::string, Tensor> load_safetensors(const std::string& path);

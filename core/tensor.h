@@ -7,8 +7,8 @@
 //
 // The functions declared here that compute or make views record on the autograd tape; they are
 // defined in autograd/. Those under "raw" do not record, and are all that core's own kernels use.
-// `std::cout << x` and to_string(x) print it as PyTorch does. More operators: autograd/ops.h. An undefined Tensor (default-constructed) stands for "none"; most
-// calls on it are errors.
+// `std::cout << x` and to_string(x) print it in PyTorch's layout. More operators: autograd/ops.h.
+// An undefined Tensor (default-constructed) stands for "none"; most calls on it are errors.
 #pragma once
 #include <cstdint>
 #include <initializer_list>

@@ -412,7 +412,7 @@ void DataLoader::load_state_dict(const LoaderState& state) {
          " samples, and this one has ", p.dataset->size());
   if (state.dataset_fingerprint && p.fingerprint && state.dataset_fingerprint != p.fingerprint)
     fail("[DataLoader] the state is of another dataset of ", state.dataset_size,
-         " samples, which hold other things: take the data that it was made with, or go on without "
+         " samples: take the data and the sequence length that it was made with, or go on without "
          "the loader's state");
   const int64_t own_batch = p.batch_sampler->global_batch();
   if ((state.global_batch == 0) != (own_batch == 0))

@@ -15,9 +15,9 @@
 //     }
 //
 // Resuming. state_dict() says how far the loop is: batches that were made ahead but not yet handed
-// out do not count. A loader that is given it by load_state_dict() goes on with the next batch: with
-// as many ranks and samples a batch, the run is the one that was not interrupted. With others, what
-// is left of the epoch is what nobody had yet, each sample once, in the same order.
+// out do not count. A loader that is given it by load_state_dict() goes on with the next batch:
+// with as many ranks and samples a batch, the run is the one that was not interrupted. With others,
+// what is left of the epoch is what nobody had yet, each sample once, in the same order.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -95,8 +95,9 @@ class DataLoader {
   // Inside the loop's body, the batch that the body has counts as done.
   LoaderState state_dict() const;
   // The next loop begins after state.batches of state.epoch; if those are all, that loop is empty.
-  // set_epoch with another epoch drops it. Error if the dataset has another size or fingerprint, or if batches of
-  // another size or number of ranks come from a sampler that cannot begin in the middle.
+  // set_epoch with another epoch drops it. Error if the dataset has another size or fingerprint, or
+  // if batches of another size or number of ranks come from a sampler that cannot begin in the
+  // middle.
   void load_state_dict(const LoaderState& state);
 
  private:

@@ -56,8 +56,8 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;             // number of samples
   virtual Sample get(int64_t index) const = 0;  // 0 <= index < size()
-  // A number that differs where the samples do; 0: none is known. A DataLoader that goes on from a
-  // state asks for it, and refuses a state of other data.
+  // A number that differs where the samples do; 0: none is known. Each DataLoader asks for it once,
+  // and refuses a state of other data.
   virtual uint64_t fingerprint() const { return 0; }
 };
 

@@ -29,10 +29,11 @@ struct Descriptor {
   ~Descriptor() { ::close(fd); }
 };
 
-// [Note: files cut short] The system has nothing to show for pages beyond the end that a mapped file
-// has got: it sends SIGBUS, wherever the program happens to read. The handler looks the address up
-// among what is mapped, so that the last words name the file, and leaves the rest to who would have
-// had the signal: the same read is tried again and faults again. Nothing that it reads is ever freed.
+// [Note: files cut short] The system has nothing to show for pages beyond the end that a mapped
+// file has got: it sends SIGBUS, wherever the program happens to read. The handler looks the
+// address up among what is mapped, so that the last words name the file, and leaves the rest to who
+// would have had the signal: the same read is tried again and faults again. Nothing that it reads
+// is ever freed.
 struct Mapping {
   std::atomic<bool> is_taken;
   std::atomic<const char*> begin, end;  // null: not to be read

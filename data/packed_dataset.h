@@ -40,7 +40,7 @@ class PackedDataset : public Dataset {
   // sequence, -1 at what is left over; position_ids: of a place in its
   // part.
   Sample get(int64_t index) const override;
-  uint64_t fingerprint() const override;  // of all tokens
+  uint64_t fingerprint() const override;  // of sequence_length and all tokens
   double fill() const;                    // share of places that are used
 
  private:

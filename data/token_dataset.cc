@@ -134,7 +134,7 @@ uint64_t TokenDataset::fingerprint() const {
   constexpr int64_t kPieces = 512, kPiece = 4096;
   const int64_t pieces = std::min(kPieces, (token_count_ + kPiece - 1) / kPiece);
   const int64_t length = std::min(kPiece, token_count_);
-  std::vector<uint64_t> sums = {uint64_t(token_count_)};
+  std::vector<uint64_t> sums = {uint64_t(token_count_), uint64_t(options_.sequence_length)};
   std::vector<uint16_t> tokens(size_t(length), 0);
   for (int64_t i = 0; i < pieces; ++i) {
     read(pieces == 1 ? 0 : int64_t(double(token_count_ - length) * double(i) / double(pieces - 1)),

@@ -46,8 +46,8 @@ class TokenDataset : public Dataset {
 
   int64_t size() const override { return size_; }
   Sample get(int64_t index) const override;
-  // Of the number of tokens and of 512 pieces of 4096 tokens, evenly spaced: of all, if they are
-  // fewer. However the run is cut into files.
+  // Of the numbers of tokens and of those a sample, and of 512 pieces of 4096 tokens, evenly
+  // spaced: of all tokens, if they are fewer. However the run is cut into files.
   uint64_t fingerprint() const override;
 
   int64_t sequence_length() const { return options_.sequence_length; }

@@ -40,8 +40,8 @@ using CommHook = std::function<Future(CommBucket& bucket)>;
 // For DDP and all strategies of FSDP. A process_group stands in for DDP's own; null: that of the
 // model.
 //
-// The mean over ranks, divided in the dtype that is reduced in: the same bits as without a hook where
-// that is the parameters' own.
+// The mean over ranks, divided in the dtype that is reduced in: the same bits as without a hook
+// where that is the parameters' own.
 Future allreduce_hook(const Group& process_group, CommBucket& bucket);
 // Divided by the number of ranks, rounded to that dtype, summed in it, and cast up again.
 Future fp16_compress_hook(const Group& process_group, CommBucket& bucket);

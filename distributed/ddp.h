@@ -38,7 +38,8 @@ struct DdpOptions {
   // Bytes of the bucket that is ready first: a small one starts the overlap early.
   int64_t first_bucket_bytes = int64_t(1) << 20;
   // Rank 0's buffers on all ranks before a forward in training mode that records; under no_sync
-  // before the first of its forwards alone. Forwards under no_grad or in eval mode exchange nothing.
+  // before the first of its forwards alone. Forwards under no_grad or in eval mode exchange
+  // nothing.
   bool broadcast_buffers = true;
   // Parameters that a backward does not reach are exchanged all the same (as zeros where another
   // rank has a gradient, untouched where none has). Off: such a parameter is an error that names

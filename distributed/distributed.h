@@ -72,7 +72,8 @@ Work all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::kSum,
 Work reduce(
     const Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum,
     const CallOptions& options = {});  // tensors of ranks other than the root stay as they are
-// Several tensors of one dtype as one collective; any shapes, the same on all ranks. Error for none.
+// Several tensors of one dtype as one collective; any shapes, the same on all ranks. Error for
+// none.
 Work all_reduce_coalesced(const std::vector<Tensor>& tensors, ReduceOp op = ReduceOp::kSum,
                           const CallOptions& options = {});
 Work all_gather(const std::vector<Tensor>& outputs, const Tensor& input,

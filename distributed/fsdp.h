@@ -58,7 +58,8 @@ class FsdpModule {
   void set_requires_gradient_sync(bool on, bool recurse = true);
 
   // hook(state, bucket) instead of the reduction of this unit and those below: see comm_hooks.h.
-  // Once a unit, before training; on all ranks the same. A unit of several dtypes has a bucket each.
+  // Once a unit, before training; on all ranks the same. A unit of several dtypes has a bucket
+  // each.
   template <class State, class Hook>
   void register_comm_hook(State state, Hook hook) {
     set_comm_hook([state, hook](dist::CommBucket& bucket) { return hook(state, bucket); });

@@ -59,7 +59,8 @@ class Column : public Mesh {
   int first_, step_;
 };
 
-// What a group of several hosts knows as its mesh: messages between all; closed with what is within.
+// What a group of several hosts knows as its mesh: messages between all; closed with what is
+// within.
 class HostsMesh : public Mesh {
  public:
   HostsMesh(std::unique_ptr<Mesh> all, std::unique_ptr<Mesh> within, int first)
@@ -236,8 +237,8 @@ void HostsExchange::gather(const PartsOfRanks& out, const PartsOfRanks& in) {
   within([&] { within_->transfer(to, from); });
 }
 
-// Each rank's parts summed over all ranks: the column's over the ranks of the host, and its own over
-// the column.
+// Each rank's parts summed over all ranks: the column's over the ranks of the host, and its own
+// over the column.
 void HostsExchange::scatter_sums(const PartsOfRanks& out, const Parts& mine, const Parts& to,
                                  ReduceOp op) {
   const auto parts_for = [&](int rank) -> const Parts& { return rank == rank_ ? mine : out[rank]; };

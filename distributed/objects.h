@@ -1,15 +1,15 @@
-// Objects: strings, or JSON values (numbers, strings, lists, maps, nested), of any size on each rank.
-// Names and meanings are those of torch.distributed; each returns when the objects are there. For
-// the rare exchange: names, options, results of an evaluation.
+// Objects: strings, or JSON values (numbers, strings, lists, maps, nested), of any size on each
+// rank. Names and meanings are those of torch.distributed; each returns when the objects are there.
+// For the rare exchange: names, options, results of an evaluation.
 //
 //     std::vector<nlohmann::json> all(dist::world_size());
 //     dist::all_gather_object(all, {{"rank", dist::rank()}, {"samples", seen}});
 //     std::vector<std::string> names(3);                       // filled on rank 0
 //     dist::broadcast_object_list(names, 0);                   // as many elements on all ranks
 //
-// Each is two collectives, of sizes and of bytes; JSON travels as CBOR. Ranks in arguments are ranks
-// in the group. Error, before anything is sent: a list of the wrong length ("got, should be"),
-// options.async.
+// Each is two collectives, of sizes and of bytes; JSON travels as CBOR. Ranks in arguments are
+// ranks in the group. Error, before anything is sent: a list of the wrong length ("got, should
+// be"), options.async.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>

@@ -115,9 +115,9 @@ class ProcessGroup {
   // place in full[i] (then nothing is copied); tensors may be without bytes until on_start has run.
   virtual Work all_gather_pieces(const std::vector<Tensor>& full, const std::vector<Tensor>& pieces,
                                  Options = {}) = 0;
-  // The reverse: pieces[i] gets the sum over ranks of this rank's place in full[i]. pieces[i] may be
-  // this rank's own place in full[i], which is then left unspecified (a backend may use it as room
-  // to work in), and is kept otherwise.
+  // The reverse: pieces[i] gets the sum over ranks of this rank's place in full[i]. pieces[i] may
+  // be this rank's own place in full[i], which is then left unspecified (a backend may use it as
+  // room to work in), and is kept otherwise.
   virtual Work reduce_scatter_pieces(const std::vector<Tensor>& pieces,
                                      const std::vector<Tensor>& full, ReduceOp op = ReduceOp::kSum,
                                      Options = {}) = 0;

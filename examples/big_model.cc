@@ -35,7 +35,9 @@ class Training {
   void train();
   double backward(data::DataLoader::Iterator& batches);
   double step_optimizer();
+  void save_checkpoint();
   void need_finite_weights();
+  void keep_tokenizer_with(const std::string& weights);
   void evaluate();
   void sample();
   nlohmann::json config() const;
@@ -54,6 +56,7 @@ class Training {
   std::optional<nn::NanCheck> nan_check_;
   std::unique_ptr<Reporter> reporter_;
   RunFolder folder_;
+  bool tokenizer_is_kept_ = false;  // beside this run's checkpoints
   std::optional<dist::Checkpointer> checkpointer_;
   int64_t step_ = 0;
 };
@@ -140,10 +143,6 @@ void Training::set_options() {
 void Training::start() {
   dist::TrainingState now = state();
   folder_ = open_run_folder(o_);
-  if (o_.save_interval > 0)
-    all_or_usage_error([&] {
-      if (dist::rank() == 0) keep_tokenizer(corpus_, o_.checkpoint_dir);
-    });
   if (!o_.checkpoint_dir.empty())
     checkpointer_.emplace(o_.checkpoint_dir, dist::default_group(), checkpointer_options(o_));
   if (folder_.has_checkpoints) {
@@ -226,10 +225,21 @@ void Training::train() {
       return interval > 0 && (step_ == o_.steps || step_ % interval == 0);
     };
     if (is_due(o_.eval_interval)) evaluate();
-    if (is_due(o_.save_interval)) need_finite_weights();
-    if (is_due(o_.save_interval))
-      o_.async_save ? checkpointer_->async_save(state()) : checkpointer_->save(state());
+    if (is_due(o_.save_interval)) save_checkpoint();
   }
+}
+
+void Training::save_checkpoint() {
+  need_finite_weights();
+  if (!std::exchange(tokenizer_is_kept_, true)) keep_tokenizer_with(o_.checkpoint_dir);
+  o_.async_save ? checkpointer_->async_save(state()) : checkpointer_->save(state());
+}
+
+// A collective.
+void Training::keep_tokenizer_with(const std::string& weights) {
+  dist::all_or_none(dist::default_group(), [&] {
+    if (dist::rank() == 0) keep_tokenizer(corpus_, weights);
+  });
 }
 
 // What is saved can be gone on from. A collective.
@@ -285,9 +295,7 @@ void Training::run() {
     need_finite_weights();
     dist::ModelState model = state().model;
     dist::save_weights(o_.save_weights, model);
-    dist::all_or_none(dist::default_group(), [&] {
-      if (dist::rank() == 0) keep_tokenizer(corpus_, o_.save_weights);
-    });
+    keep_tokenizer_with(o_.save_weights);
   }
   sample();
   std::string where;

@@ -1,5 +1,5 @@
-// The classic first data parallel script: every rank holds the model, sees its own part of the data, and averages
-// gradients with the others.
+// The classic first data parallel script: every rank holds the model, sees its own part of the
+// data, and averages gradients with the others.
 //
 //     ./bazelw run //examples:ddp_toy                                 # 2 ranks here
 //     ./bazelw run //examples:ddp_toy -- --nproc_per_node=4 --epochs=20
@@ -23,7 +23,8 @@ struct Options {
   std::string checkpoint_dir = "ddp_toy_checkpoints";
 };
 
-// Rank 0 alone: with data parallelism it holds everything. The checkpoint appears whole or not at all.
+// Rank 0 alone: with data parallelism it holds everything. The checkpoint appears whole or not at
+// all.
 void save(const std::string& folder, int64_t epoch, ToyModel& model, const optim::SGD& optimizer) {
   dist::ModelState state(model, /*group=*/nullptr);
   dist::CheckpointWriter writer(folder, epoch, {.overwrite = true});

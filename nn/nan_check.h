@@ -1,5 +1,5 @@
-// NanCheck: finds where the first NaN (or infinity) comes from, by name. Every value is looked at, so
-// it is for searching, not for every run.
+// NanCheck: finds where the first NaN (or infinity) comes from, by name. Every value is looked at,
+// so it is for searching, not for every run.
 //
 //     nn::NanCheck check(model);                 // until it goes out of scope
 //     Tensor loss = nn::call(model, x);          // throws: "[nan_check] the output of module

@@ -1,7 +1,7 @@
-// visit_tensors(value, f): f(Tensor&) for each tensor inside a value: a Tensor, containers, C arrays,
-// optionals, pairs, tuples, maps, and plain structs of such (without base classes), nested as one
-// likes. A struct of more than eight fields, or of more than 32 values where it holds C arrays, does
-// not compile: group its fields. Other types are passed over.
+// visit_tensors(value, f): f(Tensor&) for each tensor inside a value: a Tensor, containers, C
+// arrays, optionals, pairs, tuples, maps, and plain structs of such (without base classes), nested
+// as one likes. A struct of more than eight fields, or of more than 32 values where it holds C
+// arrays, does not compile: group its fields. Other types are passed over.
 #pragma once
 #include <array>
 #include <map>

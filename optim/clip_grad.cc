@@ -24,7 +24,8 @@ struct Partial {
   void all_reduce();
 };
 
-// The counts travel with the sum: all ranks agree on the norm's dtype, those without a gradient too.
+// The counts travel with the sum: all ranks agree on the norm's dtype, those without a gradient
+// too.
 void Partial::all_reduce() {
   const int64_t n = sum.state().numel();
   const Tensor values = empty({n + kDTypes}, kInt64, sum.state().device());

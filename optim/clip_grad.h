@@ -34,9 +34,9 @@ struct ClipCoefficient {
   Tensor coefficient;
 };
 
-// The norm of the given parameters' gradients seen as one vector (norm_type > 0: 1, 2, kInfinityNorm
-// and others), and what to multiply them by so that it is at most max_norm (>= 0; infinite: no
-// clipping). Error if error_if_nonfinite and the norm is NaN or infinite.
+// The norm of the given parameters' gradients seen as one vector (norm_type > 0: 1, 2,
+// kInfinityNorm and others), and what to multiply them by so that it is at most max_norm (>= 0;
+// infinite: no clipping). Error if error_if_nonfinite and the norm is NaN or infinite.
 ClipCoefficient clip_coefficient(const std::vector<Tensor>& params, double max_norm,
                                  double norm_type = 2, bool error_if_nonfinite = false);
 

@@ -5,8 +5,8 @@
 //                                     {.warmup_steps = 100, .total_steps = 1000, .min_lr = 3e-5});
 //     for (...) { ...; optimizer.step(); scheduler.step(); }
 //
-// A scheduler sets the groups' lr when it is built (for the first step), and at each step(). What it
-// scales is the lr that a group had when its first scheduler was built (Optimizer::initial_lr).
+// A scheduler sets the groups' lr when it is built (for the first step), and at each step(). What
+// it scales is the lr that a group had when its first scheduler was built (Optimizer::initial_lr).
 //
 // [Note: closed form] An lr follows from the number of steps and the group's initial lr alone: not
 // from the lr before it, so it has no rounding that adds up, and a resumed run has the same bits. A
@@ -39,7 +39,8 @@ class LRScheduler {
   int64_t last_epoch() const { return last_epoch_; }  // t
   std::vector<double> get_last_lr() const;            // by group
 
-  // last_epoch: int64 []; base_lrs: float64 [groups]. Loading sets the optimizer's lr and initial_lr.
+  // last_epoch: int64 []; base_lrs: float64 [groups]. Loading sets the optimizer's lr and
+  // initial_lr.
   nn::StateDict state_dict() const;
   void load_state_dict(const nn::StateDict& state);
 

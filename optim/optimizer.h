@@ -53,15 +53,16 @@ class Optimizer {
   virtual ~Optimizer();
 
   // Updates every parameter that has a gradient. Errors name the parameter and leave everything as
-  // it was: a gradient of another shape (of a sharded parameter: one that no_sync() left unreduced),
-  // state of another shape (the model was wrapped after the first step), an option out of range.
+  // it was: a gradient of another shape (of a sharded parameter: one that no_sync() left
+  // unreduced), state of another shape (the model was wrapped after the first step), an option out
+  // of range.
   void step(const StepArguments& arguments = {});
   // Gradients become undefined, or zeros where they exist.
   void zero_grad(bool set_to_none = true);
 
   // In order of the groups. Names are those that the optimizer was built with, or the parameters'
-  // own full names (known once a model was touched), or positions; of equal names (two models in one
-  // optimizer) all get "#position" behind them.
+  // own full names (known once a model was touched), or positions; of equal names (two models in
+  // one optimizer) all get "#position" behind them.
   NamedTensors named_parameters() const;
 
   // Everything by name, as tensors; moments of a sharded parameter are its local piece's:

@@ -43,15 +43,14 @@ int main(int argc, char** argv) {
     cli::need_input("source", source);
     if (std::filesystem::is_directory(source)) {
       if (its_step->count() > 0) fail("--step is of a checkpoint that is made: this one is read");
-      if (const auto last = dist::latest_checkpoint(source)) source = last->path;
+      if (const auto steps = dist::checkpoint_steps(source); !steps.empty())
+        source += "/" + dist::checkpoint_name(steps.back());
       cli::need_output_file("destination", destination);
       cli::need_output_file("--optimizer", optimizer);
       cli::need_different({}, {{"destination", destination}, {"--optimizer", optimizer}});
       for (const std::string& made : {destination, optimizer})
-        if (!made.empty() && cli::lies_in(made, source) &&
-            std::filesystem::exists(std::filesystem::path(source) / "state.json"))
-          fail(made, " would lie in the checkpoint ", source,
-               " itself, whose files are what they are");
+        if (const std::string around = dist::checkpoint_around(made); !around.empty())
+          fail(made, " would lie in the checkpoint ", around, ", whose files are what they are");
       convert = [&] {
         dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
         return concat(destination, ", from ", source);

@@ -12,8 +12,8 @@
 namespace sherd::cpu {
 namespace {
 
-// 16-bit matrices are converted in blocks of at most this many rows and columns: three of them, 3 MiB
-// of float32, stay near the processor, and a product of that size is still near its full rate.
+// 16-bit matrices are converted in blocks of at most this many rows and columns: three of them, 3
+// MiB of float32, stay near the processor, and a product of that size is still near its full rate.
 constexpr int64_t kBlock = 512;
 constexpr int64_t kFewRows = 16;
 
@@ -143,8 +143,8 @@ void product(const Matrix& a, const Matrix& b, const Matrix& y, const Call& call
     case kInt64:
       return eigen_product<uint64_t>(a, b, y, call.accumulate);
     case kFloat32:
-      // sgemm is a little faster than the primitive, and twice as fast for a few rows, but can do no
-      // more than the product; the primitive spares a pass over a result that is large.
+      // sgemm is a little faster than the primitive, and twice as fast for a few rows, but can do
+      // no more than the product; the primitive spares a pass over a result that is large.
       if (gemm_backend() == GemmBackend::kOneDNN && (call.bias || call.relu) && y.rows >= kFewRows)
         return onednn_matmul(a, b, kFloat32, y, kFloat32, {call.bias, call.relu, false});
       float_product(a, b, y, call.accumulate);

@@ -237,6 +237,20 @@ Checkpoint open_checkpoint(const std::string& path, Verify verify) {
   });
 }
 
+std::string checkpoint_around(const std::string& path) {
+  if (path.empty()) return "";
+  std::error_code error;
+  for (fs::path at = fs::weakly_canonical(path, error).parent_path(); !at.empty();
+       at = at.parent_path()) {
+    if (fs::is_regular_file(at / kState, error)) {
+      const json state = json::parse(read_file(at / kState), nullptr, /*allow_exceptions=*/false);
+      if (state.is_object() && state.contains("checksum") && state.contains("files")) return at;
+    }
+    if (at == at.parent_path()) break;
+  }
+  return "";
+}
+
 std::vector<int64_t> checkpoint_steps(const std::string& folder) {
   return translated([&]() -> std::vector<int64_t> {
     if (!fs::exists(folder)) return {};

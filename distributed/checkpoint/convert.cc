@@ -57,12 +57,17 @@ void write_several(ShardReader& reader, const std::string& path, int files) {
   const auto entries = entries_of(reader.index(), "model.");
   int64_t total = 0;
   for (auto& e : entries) total += e.shape.numel() * size_of(e.dtype);
+  // By bytes, but so that each file has a tensor.
   std::vector<std::vector<SafetensorsWriter::Entry>> parts(static_cast<size_t>(files));
-  int64_t before = 0;
+  int64_t before = 0, part = 0, left = int64_t(entries.size());
   for (auto& e : entries) {
-    parts[total ? std::min<size_t>(size_t(before * files / total), parts.size() - 1) : 0].push_back(
-        e);
+    const bool is_begun = !parts[size_t(part)].empty(), others_need_it = left < files - part;
+    if (is_begun && (others_need_it || (total && before * files / total > part)) &&
+        part + 1 < files)
+      ++part;
+    parts[size_t(part)].push_back(e);
     before += e.shape.numel() * size_of(e.dtype);
+    --left;
   }
   json map = json::object();
   for (int i = 0; i < files; ++i) {

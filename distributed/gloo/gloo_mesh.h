@@ -9,10 +9,9 @@
 
 namespace sherd::dist {
 
-// Connects `ranks` (of the job), all of which make this call; `rank` is this one's place among them.
-// `address` is the numeric address of this
-// rank's network interface ("127.0.0.1"; a name that does not resolve crashes Gloo). Error after
-// `timeout`, which names the ranks that did not come.
+// Connects `ranks` (of the job), all of which make this call; `rank` is this one's place among
+// them. `address` is the numeric address of this rank's network interface ("127.0.0.1"; a name that
+// does not resolve crashes Gloo). Error after `timeout`, which names the ranks that did not come.
 std::unique_ptr<Mesh> connect_gloo_mesh(int rank, std::vector<int> ranks, Store& store,
                                         const std::string& address, Milliseconds timeout);
 

@@ -132,8 +132,8 @@ inline constexpr int kMaxRanksPerNode = 1024;
 // nproc_per_node ranks. Returns 0 if all ranks did; the exit code of the failed rank that is the
 // cause (1 for codes above 125, which shells give a meaning); 128 + the signal that ended it or the
 // launcher. Throws Error, with no rank started, on options that contradict (BadLaunchOptions, as
-// for a log_dir that cannot be made), a program that is missing or not executable, a port that is in
-// use, and backend mpi where there is no mpirun.
+// for a log_dir that cannot be made), a program that is missing or not executable, a port that is
+// in use, and backend mpi where there is no mpirun.
 //
 // Call it before the process starts threads: it forks, blocks signals and adopts orphans meanwhile.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command);
@@ -145,9 +145,9 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
 // SLURM_STEP_NUM_TASKS). Errors are printed and give exit code 1 (2 for nproc_per_node < 1).
 std::optional<int> launch_self(int nproc_per_node, int argc, char** argv);
 
-// The value of --nproc_per_node: a number from 1 to kMaxRanksPerNode, "cpu" (cores that this process may run on), "gpu"
-// (NVIDIA devices, as CUDA_VISIBLE_DEVICES leaves them; throws if there are none), "auto" (gpu if
-// there are any, else cpu). Throws Error on anything else.
+// The value of --nproc_per_node: a number from 1 to kMaxRanksPerNode, "cpu" (cores that this
+// process may run on), "gpu" (NVIDIA devices, as CUDA_VISIBLE_DEVICES leaves them; throws if there
+// are none), "auto" (gpu if there are any, else cpu). Throws Error on anything else.
 int parse_nproc_per_node(std::string_view text);
 
 // The value of --redirects and --tee: "3", or by local rank "0:1,1:3", of 0 (none), 1 (stdout), 2

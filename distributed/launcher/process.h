@@ -18,10 +18,9 @@ struct ProcessSpec {
   int death_signal = SIGKILL;            // to the child, when this thread ends
 };
 
-// The leader of a new process group, which is told when this thread ends. SIGPIPE and SIGXFSZ are at
-// their defaults in it.
-// Throws Error if the program cannot be executed. Safe after fork: between fork and exec only
-// async-signal-safe functions run.
+// The leader of a new process group, which is told when this thread ends. SIGPIPE and SIGXFSZ are
+// at their defaults in it. Throws Error if the program cannot be executed. Safe after fork: between
+// fork and exec only async-signal-safe functions run.
 pid_t start_process(const ProcessSpec& spec);
 
 // This process's children, zombies too; orphans of its descendants come here if it is a subreaper.

@@ -1,5 +1,5 @@
-// MpiJob: the ranks of a job as processes of MPI: which process is which rank, and which of those on
-// this host have ended. Processes are started by mpirun; see docs/mpi.md.
+// MpiJob: the ranks of a job as processes of MPI: which process is which rank, and which of those
+// on this host have ended. Processes are started by mpirun; see docs/mpi.md.
 //
 //     auto job = MpiJob::meet(store, rank, world_size, timeout);      // all ranks of the job
 //     auto mesh = connect_mpi_mesh(job, rank_in_group, ranks, group_store, timeout);
@@ -34,8 +34,8 @@ class MpiJob {
   std::vector<int> watches_;  // pidfds; -1: on another host, or the kernel has none
 };
 
-// A mesh of some ranks of the job, all of which make this call. `rank`: in the group; `ranks`: of the
-// job, by group rank; `store`: of this group alone. Messages above `largest` bytes travel as
+// A mesh of some ranks of the job, all of which make this call. `rank`: in the group; `ranks`: of
+// the job, by group rank; `store`: of this group alone. Messages above `largest` bytes travel as
 // several. Error after `timeout`, which names the ranks that did not come.
 std::unique_ptr<Mesh> connect_mpi_mesh(std::shared_ptr<MpiJob> job, int rank,
                                        std::vector<int> ranks, Store& store, Milliseconds timeout,

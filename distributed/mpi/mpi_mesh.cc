@@ -1,22 +1,22 @@
 // MpiMesh: a Mesh by MPI's messages.
 //
-// [Note: tags of MPI] All groups share one communicator, for to make one is a collective of MPI that
-// no deadline can end. A group has a number that no two of its ranks had before, and a tag is
+// [Note: tags of MPI] All groups share one communicator, for to make one is a collective of MPI
+// that no deadline can end. A group has a number that no two of its ranks had before, and a tag is
 //     number (28 bits), channel (2 bits)                       of the channels below kChannels
 //     1 (1 bit), number (15 bits), channel (15 bits)           of the others: bytes of send and recv
 // whose low bits are enough, since it is checked that no two such sends are under way.
 //
-// [Note: waiting for MPI] MPI has no wait that lets other threads compute, and moves data only while
-// somebody calls it. So who waits looks again and again: without a pause as long as the bytes
+// [Note: waiting for MPI] MPI has no wait that lets other threads compute, and moves data only
+// while somebody calls it. So who waits looks again and again: without a pause as long as the bytes
 // would take at 1 GB/s, for then they may be on their way; later with pauses of an eighth of the
 // time waited so far, 0.5 ms at most.
 //
 // [Note: closing over MPI] MPI has no connections. A mesh that closes sends each peer a notice, for
 // which each has posted a receive, and cancels its own receives. A peer is lost if its notice has
-// come, or if its process has ended. What a peer has begun to receive goes on, and reads the sender's
-// bytes; so when all its receives have ended, it sends a second notice: from then on it takes nothing
-// of this mesh. A closed mesh's buffers wait in their destructors, for 5 s at most, until MPI does not
-// need their bytes any more; see [Note: given up].
+// come, or if its process has ended. What a peer has begun to receive goes on, and reads the
+// sender's bytes; so when all its receives have ended, it sends a second notice: from then on it
+// takes nothing of this mesh. A closed mesh's buffers wait in their destructors, for 5 s at most,
+// until MPI does not need their bytes any more; see [Note: given up].
 #include <algorithm>
 #include <chrono>
 #include <set>

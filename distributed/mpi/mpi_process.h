@@ -1,13 +1,13 @@
-// MpiProcess: MPI in this process, as far as Sherd uses it: messages that do not block. There is one,
-// for MPI has one state a process; it does not say who a rank is (mpi_job.h does).
+// MpiProcess: MPI in this process, as far as Sherd uses it: messages that do not block. There is
+// one, for MPI has one state a process; it does not say who a rank is (mpi_job.h does).
 //
 //     MpiProcess& mpi = MpiProcess::get();
 //     auto lock = mpi.lock();                            // held in every call of MPI
 //     MPI_Request request = mpi.send(data, bytes, process, tag);
 //     if (mpi.test(request)) ...                         // done
 //
-// [Note: one lock] MPI is started with MPI_THREAD_SERIALIZED, and every call is made under one lock.
-// No call blocks, so the lock is never held for longer than the copy of one message takes.
+// [Note: one lock] MPI is started with MPI_THREAD_SERIALIZED, and every call is made under one
+// lock. No call blocks, so the lock is never held for longer than the copy of one message takes.
 //
 // [Note: given up] A receive that has met its message cannot be cancelled. If it does not end (the
 // sender died or was stopped) and its group has failed, its memory may be freed, and any later call
@@ -39,9 +39,10 @@ class MpiProcess {
 
   static MpiProcess& get();
 
-  // MPI_Init_thread, unless it was called before. A collective of all processes that mpirun started,
-  // which no deadline can end. Error if MPI gives too little. exit(0) will end MPI in good order
-  // (MPI_Finalize waits for the other processes); a process that ends with another code does not.
+  // MPI_Init_thread, unless it was called before. A collective of all processes that mpirun
+  // started, which no deadline can end. Error if MPI gives too little. exit(0) will end MPI in good
+  // order (MPI_Finalize waits for the other processes); a process that ends with another code does
+  // not.
   void begin();
   void end(int exit_code);
 

@@ -34,8 +34,8 @@ std::optional<int64_t> number_in(const std::string& path, const std::string& aft
   return number;
 }
 
-// What the system can still give, and the containers that this process is in (cgroup v2). Where it is
-// `enough`, maybe less than there is.
+// What the system can still give, and the containers that this process is in (cgroup v2). Where it
+// is `enough`, maybe less than there is.
 int64_t available_bytes(int64_t enough) {
   int64_t bytes = INT64_MAX;
   if (const auto kib = number_in("/proc/meminfo", "MemAvailable:")) bytes = *kib * 1024;

@@ -3,11 +3,11 @@
 //     waiter:  wait_for(bell, peer, [&] { return word.load() >= n; }, deadline);
 //     peer:    word.store(n); ring(bell, me);
 //
-// [Note: waiting] A wait looks for a short while, since an answer often comes within microseconds and
-// waking a thread takes tens of them, and then sleeps on a futex that any process may wake. Looking
-// takes a core from whoever computes, so it is given up where it does not help: after a look in vain
-// the next waits sleep at once, 1 of them, then 2, 4, up to 16, until a look is in time again. A bell
-// says which peer is waited for, and the others' news make no system call.
+// [Note: waiting] A wait looks for a short while, since an answer often comes within microseconds
+// and waking a thread takes tens of them, and then sleeps on a futex that any process may wake.
+// Looking takes a core from whoever computes, so it is given up where it does not help: after a
+// look in vain the next waits sleep at once, 1 of them, then 2, 4, up to 16, until a look is in
+// time again. A bell says which peer is waited for, and the others' news make no system call.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -59,7 +59,7 @@ class Patience {  // of one waiting thread
   }
 
  private:
-  static constexpr std::chrono::microseconds kLook{50};
+  static constexpr std::chrono::microseconds kLook{150};
   static constexpr int kMostSkipped = 16;  // waits
 
   template <class F>

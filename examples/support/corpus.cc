@@ -6,6 +6,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "distributed/checkpoint/checkpoint_folder.h"
+
 namespace examples {
 
 using namespace sherd;
@@ -25,11 +27,6 @@ std::string cache_folder() {
 }
 
 namespace {
-
-bool all_token_files(const std::vector<std::string>& paths) {
-  return !paths.empty() &&
-         std::all_of(paths.begin(), paths.end(), [](auto& p) { return p.ends_with(".bin"); });
-}
 
 // What is wrong with data is said with the flag that gave them.
 template <class F>
@@ -133,33 +130,51 @@ Source of_text(const Options& o, const std::string& text, const data::Tokenizer&
   return packed(o, std::move(documents));
 }
 
-// run and run/step-000010: run/tokenizer.model; the file w.safetensors: w.tokenizer.model.
+// Beside the checkpoints of a run's folder, or beside a file of weights: w.tokenizer.model.
 std::string tokenizer_path(const std::string& of) {
   const fs::path path(of);
   std::error_code error;
-  if (fs::is_regular_file(path, error)) return fs::path(path).replace_extension("tokenizer.model");
-  const bool is_step = path.filename().string().starts_with("step-");
-  return (is_step ? path.parent_path() : path) / "tokenizer.model";
+  return fs::is_regular_file(path, error) ? fs::path(path).replace_extension("tokenizer.model")
+                                          : path / "tokenizer.model";
 }
 
-// That of the weights which the run begins with; empty: none was kept.
-std::string kept_tokenizer(const Options& o) {
-  const std::string& of = o.resume ? o.checkpoint_dir : o.init_from;
-  const std::string path = of.empty() ? "" : tokenizer_path(of);
+// That of the weights which the run begins with, in their folder or, of a step, in its run's;
+// empty: none was kept.
+std::string kept_tokenizer(const std::string& weights) {
+  if (weights.empty()) return "";
+  std::vector<std::string> places = {tokenizer_path(weights)};
+  if (const std::string step = dist::checkpoint_around(weights + "/state.json"); !step.empty())
+    places.push_back(tokenizer_path(fs::path(step).parent_path()));
   std::error_code error;
-  return fs::is_regular_file(path, error) ? path : "";
+  for (const std::string& path : places)
+    if (fs::is_regular_file(path, error)) return path;
+  return "";
+}
+
+std::shared_ptr<data::Tokenizer> load_kept(const std::string& path, const Options& o) {
+  std::shared_ptr<data::Tokenizer> tokenizer = data::Tokenizer::load(path);
+  if (o.tokenizer == "bytes" && tokenizer->name() != "bytes")
+    fail("--tokenizer=bytes, and the weights are of ", path);
+  if (tokenizer->vocab_size() != o.vocab_size)
+    fail("--vocab_size=", o.vocab_size, ", and ", path, " has ", tokenizer->vocab_size(),
+         " tokens");
+  return tokenizer;
 }
 
 }  // namespace
 
 void keep_tokenizer(const Corpus& corpus, const std::string& of) {
-  if (corpus.tokenizer) corpus.tokenizer->save(tokenizer_path(of));
+  const std::string path = tokenizer_path(of);
+  if (corpus.tokenizer)
+    corpus.tokenizer->save(path);
+  else
+    fs::remove(path);  // of weights that were here before
 }
 
 Corpus load_corpus(const Options& o) {
   Corpus c;
   Source train, validation;
-  if (all_token_files(o.data)) {
+  if (is_of_tokens(o.data)) {
     train = with_flag("--data", o.data, [&] { return of_files(o, o.data); });
     c.description = concat(train.tokens, " tokens of ", o.data.size(), " file(s)");
   } else {
@@ -170,15 +185,15 @@ Corpus load_corpus(const Options& o) {
                                  : with_flag("--data", o.data, [&] { return text_of(o.data); });
     auto [trained, held_out] = data::hold_out(text);
     if (!o.val_data.empty()) trained = text, held_out = {};
-    if (o.tokenizer == "bytes") {
+    const bool goes_on = o.resume && !dist::checkpoint_steps(o.checkpoint_dir).empty();
+    const std::string& weights = goes_on ? o.checkpoint_dir : o.init_from;
+    const std::string kept = kept_tokenizer(weights);
+    if (!kept.empty()) {
+      c.tokenizer = load_kept(kept, o);
+    } else if (o.tokenizer == "bytes") {
       if (o.vocab_size < 256)
         fail("--vocab_size=", o.vocab_size, " is smaller than the 256 tokens of --tokenizer=bytes");
       c.tokenizer = std::make_shared<data::ByteTokenizer>();
-    } else if (const std::string kept = kept_tokenizer(o); !kept.empty()) {
-      c.tokenizer = data::Tokenizer::load(kept);
-      if (c.tokenizer->vocab_size() != o.vocab_size)
-        fail("--vocab_size=", o.vocab_size, ", and ", kept, " has ", c.tokenizer->vocab_size(),
-             " tokens");
     } else {
       const std::string path =
           (fs::path(cache_folder()) / concat("tokenizer-", o.vocab_size, ".model")).string();
@@ -198,11 +213,13 @@ Corpus load_corpus(const Options& o) {
                                                          : concat(text.size() / 1'000'000, " MB"),
                            " of text, ", train.tokens, " tokens (", c.tokenizer->name(), ", ",
                            c.tokenizer->vocab_size(), " words)", passed_over(o.data));
+    if (!weights.empty() && kept.empty() && o.tokenizer != "bytes")
+      c.description += concat("; no tokenizer lies with ", weights, ": it is one of this text");
   }
   if (o.pack_documents)
     c.description += concat(", documents packed, ", int(100 * train.fill), "% of places used");
   if (!o.val_data.empty()) {
-    if (all_token_files(o.val_data))
+    if (is_of_tokens(o.val_data))
       validation = with_flag("--val_data", o.val_data, [&] { return of_files(o, o.val_data); });
     else if (c.tokenizer)
       validation = with_flag("--val_data", o.val_data,

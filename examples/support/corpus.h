@@ -20,9 +20,9 @@ struct Corpus {
 // rank 0 first, so that the others find the cache. Errors are one line.
 Corpus load_corpus(const Options& options);
 
-// Keeps the tokenizer where `of` is or will be: beside a file of weights, in a run's folder. From
-// there load_corpus() takes it for --init_from and --resume, for with another one the weights would
-// be worth nothing.
+// Keeps the tokenizer beside a file of weights, which is there, or in a run's folder; removes one
+// of earlier weights if this corpus has none. From there load_corpus() takes it for --init_from and
+// --resume, for with another one the weights would be worth nothing.
 void keep_tokenizer(const Corpus& corpus, const std::string& of);
 
 // Where a user's caches go: $XDG_CACHE_HOME/sherd or ~/.cache/sherd; made if need be.

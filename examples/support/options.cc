@@ -6,11 +6,16 @@
 #include "cli/command_line.h"
 #include "cli/paths.h"
 #include "core/error.h"
+#include "distributed/checkpoint/checkpoint_folder.h"
 
 namespace examples {
 
 using namespace sherd;
 using namespace sherd::cli;
+
+bool is_of_tokens(const std::vector<std::string>& paths) {
+  return !paths.empty() && std::ranges::all_of(paths, [](auto& p) { return p.ends_with(".bin"); });
+}
 
 namespace {
 
@@ -33,14 +38,6 @@ void check_model(const Options& o) {
   }
 }
 
-bool lies_in_a_step(const std::string& path, const std::string& folder) {
-  std::error_code error;  // what cannot be looked into holds none
-  for (auto& entry : std::filesystem::directory_iterator(folder, error))
-    if (entry.path().filename().string().starts_with("step-") && lies_in(path, entry.path()))
-      return true;
-  return false;
-}
-
 // Paths become absolute. Now, and not after hours of training: what is read is there, what will be
 // written can be.
 void check_paths(Options& o) {
@@ -60,8 +57,9 @@ void check_paths(Options& o) {
   need_different(inputs, {{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}});
   for (auto& [flag, path] :
        {std::pair{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}})
-    if (!path.empty() && !o.checkpoint_dir.empty() && lies_in_a_step(path, o.checkpoint_dir))
-      fail(flag, "=", path, " would lie in a checkpoint of --checkpoint_dir=", o.checkpoint_dir);
+    if (const std::string around = dist::checkpoint_around(path); !around.empty())
+      fail(flag, "=", path, " would lie in the checkpoint ", around,
+           ", whose files are what they are");
   if (o.overwrite && !o.init_from.empty() && !o.checkpoint_dir.empty() &&
       lies_in(o.init_from, o.checkpoint_dir))
     fail("--overwrite would remove --init_from=", o.init_from,
@@ -77,7 +75,7 @@ void check(Options& o) {
     fail("--async_save needs --checkpoint_format=sharded: a full one goes through rank 0");
   if (o.shard_group_size > 0 && !o.strategy.starts_with("hybrid_shard"))
     fail("--shard_group_size goes with --strategy=hybrid_shard or hybrid_shard_zero2");
-  if (o.pack_documents && o.end_id >= o.vocab_size)
+  if (o.pack_documents && is_of_tokens(o.data) && o.end_id >= o.vocab_size)
     fail("--end_id=", o.end_id, " is no token of --vocab_size=", o.vocab_size,
          ": no document would end");
   if (o.resume && o.overwrite) fail("--resume and --overwrite exclude each other");

@@ -52,6 +52,9 @@ struct Options {
   std::string init_from, save_weights, log_jsonl;
 };
 
+// Are these token files (.bin), and not text?
+bool is_of_tokens(const std::vector<std::string>& paths);
+
 // Parses the command line. Relative paths become absolute, from where the user stands. On --help
 // prints the flags and returns nothing with code 0; on a mistake prints one line and returns
 // nothing with code 2.

@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "core/error.h"
 #include "examples/support/run_lock.h"
@@ -25,6 +27,20 @@ std::string duration(double seconds) {
   const int64_t s = int64_t(seconds + 0.5);
   return s < 3600 ? format("%d:%02d", int(s / 60), int(s % 60))
                   : format("%d:%02d:%02d", int(s / 3600), int(s / 60 % 60), int(s % 60));
+}
+
+// In bytes. 0: there is none, or no such file.
+int64_t end_of_last_line(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::string block;
+  for (int64_t end = file ? int64_t(file.tellg()) : 0; end > 0; end -= int64_t(block.size())) {
+    block.resize(size_t(std::min<int64_t>(end, 1 << 16)));
+    file.seekg(end - int64_t(block.size()));
+    if (!file.read(block.data(), int64_t(block.size()))) return 0;
+    if (const size_t at = block.rfind('\n'); at != std::string::npos)
+      return end - int64_t(block.size()) + int64_t(at) + 1;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -51,8 +67,9 @@ Reporter::~Reporter() {
 }
 
 void Reporter::begin(const nlohmann::json& config, bool goes_on) {
-  if (log_ && !goes_on && ::ftruncate(::fileno(log_), 0) != 0 &&
-      errno != EINVAL)  // EINVAL: a device
+  // What a full disk cut short is no line.
+  const int64_t kept = goes_on ? end_of_last_line(log_path_) : 0;
+  if (log_ && ::ftruncate(::fileno(log_), kept) != 0 && errno != EINVAL)  // EINVAL: a device
     sherd::fail("cannot write --log_jsonl=", log_path_, ": ", std::strerror(errno));
   write({{"config", config}});
 }

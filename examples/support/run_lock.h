@@ -12,8 +12,8 @@ namespace examples {
 
 void lock_for_process(int fd, const std::string& path);
 
-// Makes the folder if need be, and a file .run-lock in it, which goes with the lock, as does a folder
-// that it made and that has stayed empty.
+// Makes the folder if need be, and a file .run-lock in it, which goes with the lock, as does a
+// folder that it made and that has stayed empty.
 class RunLock {
  public:
   explicit RunLock(const std::string& folder);

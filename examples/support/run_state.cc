@@ -89,9 +89,10 @@ void load_initial_weights(const std::string& path, dist::ModelState& model,
   all_or_usage_error([&] {
     if (!fs::is_directory(path)) return;
     const auto checkpoint = dist::open_checkpoint(path, dist::Verify::kSizes);
-    need_same_model(
-        checkpoint.state.value(nlohmann::json::json_pointer("/common/user"), nlohmann::json()),
-        config);
+    if (checkpoint.state.is_object())
+      need_same_model(
+          checkpoint.state.value(nlohmann::json::json_pointer("/common/user"), nlohmann::json()),
+          config);
   });
   try {
     dist::load_weights_from(path, model);

@@ -30,18 +30,18 @@ RunFolder open_run_folder(Options& options);
 // What --checkpoint_format says.
 sherd::dist::CheckpointerOptions checkpointer_options(const Options& options);
 
-// Loads the last whole checkpoint and returns its folder. Throws UsageError that lists all that does
-// not fit.
+// Loads the last whole checkpoint and returns its folder. Throws UsageError that lists all that
+// does not fit.
 std::optional<std::string> resume(sherd::dist::Checkpointer& checkpointer,
                                   sherd::dist::TrainingState& state);
 
-// The weights of a file, or of a checkpoint's folder. A collective. UsageError as resume's, and if the
-// model would compute another function with these weights.
+// The weights of a file, or of a checkpoint's folder. A collective. UsageError as resume's, and if
+// the model would compute another function with these weights.
 void load_initial_weights(const std::string& path, sherd::dist::ModelState& model,
                           const nlohmann::json& config);
 
-// What a run does otherwise than the one whose config a checkpoint holds: "seed 0 -> 1, ..."; empty:
-// nothing that matters. UsageError if the model would compute another function with the same
+// What a run does otherwise than the one whose config a checkpoint holds: "seed 0 -> 1, ...";
+// empty: nothing that matters. UsageError if the model would compute another function with the same
 // weights.
 std::string differences(const nlohmann::json& saved, const nlohmann::json& config);
 

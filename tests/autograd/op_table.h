@@ -1,6 +1,7 @@
-// The test table: one row an op, and the row alone gives it all the tests of op_table_test.cc: values against a
-// reference in float64, both derivatives (fused and composed) and their derivatives, layouts, dtypes, threads and
-// instruction sets, the meta device, special values, in-place and out forms, errors.
+// The test table: one row an op, and the row alone gives it all the tests of op_table_test.cc:
+// values against a reference in float64, both derivatives (fused and composed) and their
+// derivatives, layouts, dtypes, threads and instruction sets, the meta device, special values,
+// in-place and out forms, errors.
 //
 //     rows.push_back({.name = "softmax",
 //                     .f = [](const Inputs& t) { return softmax(t[0], 1); },
@@ -53,8 +54,8 @@ Inputs draw(const Sample& sample, uint64_t seed);
 struct Row {
   std::string name;
   Function f;
-  // Of contiguous inputs without a history, by loops that share nothing with Sherd's ops; float64, or values
-  // that are compared as such.
+  // Of contiguous inputs without a history, by loops that share nothing with Sherd's ops; float64,
+  // or values that are compared as such.
   Function reference;
   std::vector<Sample> samples;  // the small ones are differentiated too
   Sample large = {};            // to be cut among threads; none: the last sample

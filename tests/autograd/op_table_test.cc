@@ -246,7 +246,8 @@ TEST_P(OpTable, Integers) {
   }
 }
 
-// The bits follow from the values alone: not from the number of threads, the instruction set, or the place in memory.
+// The bits follow from the values alone: not from the number of threads, the instruction set, or
+// the place in memory.
 TEST_P(OpTable, SameBits) {
   for (DType d : {kFloat32, kBFloat16, kFloat64}) {
     const Inputs in = real(large(), d);
@@ -310,7 +311,8 @@ TEST_P(OpTable, SpecialValues) {
       for (size_t i = 0; i < a.size(); ++i) {
         if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
         const double e = std::abs(a[i] - b[i]);
-        // Near 0 and near the ends of the range: a few units in the last place, of subnormal numbers too.
+        // Near 0 and near the ends of the range: a few units in the last place, of subnormal
+        // numbers too.
         const double unit = d == kFloat64 ? 0x1p-52 : d == kFloat32 ? 0x1p-23 : 0x1p-7;
         EXPECT_LE(e, (d == kFloat64 ? 1e3 : 20) * unit * std::abs(b[i]) +
                          (d == kFloat64 ? 1e-15 : 2e-7) * std::min(1.0, 1e30 * std::abs(b[i])))

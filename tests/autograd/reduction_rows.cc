@@ -127,7 +127,8 @@ std::vector<Row> reduction_rows() {
         },
         Row::kRefused,
         [correction](Row& r) {
-          // One element has no unbiased variance: NaN, as its derivative, which differences do not see.
+          // One element has no unbiased variance: NaN, as its derivative, which differences do not
+          // see.
           if (correction)
             std::erase_if(r.samples, [&](const Sample& s) {
               return s[0].sizes.numel() <= 1 || s[0].sizes == Dims{3, 1, 2};

@@ -250,7 +250,8 @@ void add_embedding(std::vector<Row>& rows) {
         [padding](const Inputs& t) {
           const Tensor y = embedding(t[1], t[0], padding);
           if (!padding) return y;
-          // Differences see the padding row; the derivative leaves it out on purpose: weigh it with 0.
+          // Differences see the padding row; the derivative leaves it out on purpose: weigh it with
+          // 0.
           const int64_t p = *padding < 0 ? *padding + t[0].size(0) : *padding;
           return where((t[1] == Tensor(p)).unsqueeze(-1), Tensor(0), y);
         },

@@ -7,7 +7,8 @@ namespace {
 
 using Map = std::function<Dims(const Dims& index)>;
 
-// A row of a view: `from` gives the input's index for an index of the result, which has shape to(x.sizes()).
+// A row of a view: `from` gives the input's index for an index of the result, which has shape
+// to(x.sizes()).
 Row view(std::string name, Function f, std::function<Dims(const Dims&)> to,
          std::function<Dims(const Dims& sizes, const Dims& index)> from, std::vector<Dims> shapes,
          std::vector<std::function<void()>> refused = {}) {

@@ -52,7 +52,8 @@ std::vector<double> doubles(const Tensor& t) {
   return {c.data<double>(), c.data<double>() + c.numel()};
 }
 
-// The largest |got - want| in units of the tolerance; infinite where one is NaN or another infinity.
+// The largest |got - want| in units of the tolerance; infinite where one is NaN or another
+// infinity.
 double error(const std::vector<double>& got, const std::vector<double>& want, DType d,
              size_t* where = nullptr) {
   const auto [relative, absolute] = tolerance(d);

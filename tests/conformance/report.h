@@ -4,8 +4,9 @@
 //     report.run("matmul", test, buffers, [&](Decoder& d) { return std::vector{...}; });
 //     return report.print();                                     // the number of failures
 //
-// A case agrees if outputs, and gradients for the recorded cotangents, are PyTorch's within PyTorch's own
-// tolerances; gradients both by the fused backward and by the composed one that a graph of the gradient uses.
+// A case agrees if outputs, and gradients for the recorded cotangents, are PyTorch's within
+// PyTorch's own tolerances; gradients both by the fused backward and by the composed one that a
+// graph of the gradient uses.
 #pragma once
 #include <functional>
 #include <map>
@@ -31,8 +32,8 @@ class Report {
  public:
   explicit Report(bool verbose = false) : verbose_(verbose) {}
 
-  // `call` makes the call with what the decoder gives. It is called again in float64 where rounding may be why
-  // float32 or bfloat16 differ.
+  // `call` makes the call with what the decoder gives. It is called again in float64 where rounding
+  // may be why float32 or bfloat16 differ.
   void run(const std::string& name, const Json& test, const Tensors& buffers,
            const std::function<Outputs(Decoder&)>& call);
 

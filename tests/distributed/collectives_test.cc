@@ -340,8 +340,8 @@ INSTANTIATE_TEST_SUITE_P(All, Collectives, testing::ValuesIn(kBackends), name_of
 INSTANTIATE_TEST_SUITE_P(All, PointToPoint, testing::ValuesIn(kBackends), name_of_backend);
 INSTANTIATE_TEST_SUITE_P(All, Processes, testing::ValuesIn(kBackends), name_of_backend);
 
-// Collectives of random kinds and sizes, issued before any is waited for, and waited for in an order
-// that is each rank's own.
+// Collectives of random kinds and sizes, issued before any is waited for, and waited for in an
+// order that is each rank's own.
 TEST_P(Collectives, AHundredInFlightWaitedForInRandomOrder) {
   constexpr int kRanks = 4, kCalls = 100;
   over_ranks(kRanks, [](int rank) {

@@ -57,8 +57,8 @@ TEST(Muon, LearnsAsInOneProcess) {
                train(gpt(), one_process(), 2), 5e-3, 5e-4);
 }
 
-// A matrix without gradients in a step is left alone on all ranks, with its momentum: in even steps,
-// before which gradients are set to none.
+// A matrix without gradients in a step is left alone on all ranks, with its momentum: in even
+// steps, before which gradients are set to none.
 TEST(Muon, MatricesThatAStepDoesNotUse) {
   struct TwoWays : nn::Module {
     TwoWays() : a(add<nn::Linear>("layers_a", 6, 6)), b(add<nn::Linear>("layers_b", 6, 6)) {}

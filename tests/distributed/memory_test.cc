@@ -90,8 +90,8 @@ TEST(Memory, FullShardOfTheMainJob) {
           if (i > 1) {
             EXPECT_GE(double(peak_beside_activations(s)), 0.95 * double(expected.backward));
           }
-          // In steady state the system is asked for nothing, but for a block in a step whose exchanges
-          // ran further behind than before.
+          // In steady state the system is asked for nothing, but for a block in a step whose
+          // exchanges ran further behind than before.
           if (i == 3) system_calls = s.system_calls;
           if (i > 3) {
             EXPECT_LE(s.system_calls, system_calls + 2) << "step " << i;
@@ -99,8 +99,8 @@ TEST(Memory, FullShardOfTheMainJob) {
           optimizer.zero_grad();
           EXPECT_EQ(model_bytes(memory_stats()), expected.after_zero_grad);
         }
-        // The forecast itself, as the issue says it: with blocks as units, three blocks of float32 and 8
-        // bytes a parameter of the root beside what stays.
+        // The forecast itself, as the issue says it: with blocks as units, three blocks of float32
+        // and 8 bytes a parameter of the root beside what stays.
         const int64_t root = fsdp.units().back()->num_parameters();
         EXPECT_LE(double(expected.backward), 16.0 * double(parameters) / 4 +
                                                  3.0 * 4 * double(block) + 8.0 * double(root) +

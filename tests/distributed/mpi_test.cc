@@ -1,5 +1,5 @@
-// What is MPI's own: who may be a rank, messages of several pieces, a mesh that closes in the middle
-// of a transfer, groups and jobs one after another. Collectives and faults over MPI are in
+// What is MPI's own: who may be a rank, messages of several pieces, a mesh that closes in the
+// middle of a transfer, groups and jobs one after another. Collectives and faults over MPI are in
 // collectives_test.cc and faults_test.cc, with those of the other backends.
 #include <gtest/gtest.h>
 

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -317,6 +318,22 @@ TEST(TcpStore, NobodyThere) {
              "no-such-host.invalid");
 }
 
+// Where loopback is down, nobody will ever answer there.
+TEST(TcpStore, WithoutALoopbackThereIsNoUseInWaiting) {
+  std::string text;
+  Clock::duration taken{};
+  // A namespace of the thread's own, in which all devices are down.
+  std::thread([&] {
+    if (::unshare(CLONE_NEWNET) != 0) return;
+    const auto start = Clock::now();
+    text = error_of([] { TcpStore({.port = 1, .timeout = std::chrono::seconds(60)}); });
+    taken = Clock::now() - start;
+  }).join();
+  if (text.empty()) GTEST_SKIP() << "network namespaces are not permitted here";
+  EXPECT_HAS(text, "Network is unreachable");
+  EXPECT_LT(taken, std::chrono::seconds(10));
+}
+
 TEST(TcpStore, ServerThatEndsIsSaid) {
   auto server = std::make_unique<TcpStore>(TcpStoreOptions{.serve = true});
   TcpStore client({.port = server->port()});
@@ -468,8 +485,8 @@ TEST(TcpStore, T_28_port_scan_and_more_strangers_than_descriptors) {
   }
 }
 
-// Random bytes, and messages of a real client with some of them changed, cut or repeated; before the
-// greeting and after it. SHERD_FUZZ_SECONDS has it run for longer.
+// Random bytes, and messages of a real client with some of them changed, cut or repeated; before
+// the greeting and after it. SHERD_FUZZ_SECONDS has it run for longer.
 TEST(TcpStore, T_28_fuzzed_wire_changes_nothing) {
   const char* given = std::getenv("SHERD_FUZZ_SECONDS");
   const auto end = Clock::now() + milliseconds(given ? 1000 * std::atoi(given) : 5000);

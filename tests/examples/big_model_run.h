@@ -23,8 +23,8 @@ inline const char* const kGoldens = "tests/goldens/";
 // The run that a golden folder describes, at that number of ranks. Of flags given twice the last
 // counts.
 Flags golden_flags(const std::string& name, int ranks);
-// Twenty steps of a few milliseconds, of sizes that nothing divides, with nothing evaluated, sampled
-// or saved.
+// Twenty steps of a few milliseconds, of sizes that nothing divides, with nothing evaluated,
+// sampled or saved.
 Flags small_run(int ranks);
 // The flags but those that say where the data are.
 Flags without_data(const Flags& flags);

@@ -1,5 +1,5 @@
-// The converter as a program: what it refuses, in one line, with exit code 2 where flags or paths are
-// wrong and 1 where a file is.
+// The converter as a program: what it refuses, in one line, with exit code 2 where flags or paths
+// are wrong and 1 where a file is.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 

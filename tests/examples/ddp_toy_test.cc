@@ -1,5 +1,5 @@
-// ddp_toy as a user runs it: it learns, its checkpoints load, and the number of ranks changes nothing
-// but the order of additions.
+// ddp_toy as a user runs it: it learns, its checkpoints load, and the number of ranks changes
+// nothing but the order of additions.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -39,7 +39,8 @@ class Resume : public testing::Test {
   std::string newest() const {
     std::string last;
     for (auto& e : fs::directory_iterator(checkpoints()))
-      last = std::max(last, e.path().filename().string());
+      if (const std::string name = e.path().filename(); name.starts_with("step-"))
+        last = std::max(last, name);
     return checkpoints() + "/" + last;
   }
   int64_t last_step() const {
@@ -308,14 +309,15 @@ TEST_F(Resume, WithOtherOptionsOfTheOptimizer) {
   EXPECT_EQ(steps[3]["lr"], 1e-3);
   EXPECT_EQ(steps[8]["lr"], 2e-3);
   // Nothing that cannot be gone on from is saved.
-  const dist::Result lost = run(flags(2, 7, {"--lr=1e300", "--resume"}));
+  const dist::Result lost = run(flags(2, 4, {"--lr=1e300", "--resume"}));
   EXPECT_NE(lost.exit_code, 0);
+  EXPECT_NE(lost.err.find("after step 4, so nothing is saved"), std::string::npos) << lost.err;
   EXPECT_EQ(newest(), checkpoints() + "/step-000003");
   // Nor does an output replace a part of a checkpoint.
   for (const char* flag : {"--log_jsonl=", "--save_weights="}) {
     const dist::Result inside = run(flags(2, 6, {"--resume", flag + newest() + "/state.json"}));
     EXPECT_EQ(inside.exit_code, 2);
-    EXPECT_NE(inside.err.find("would lie in a checkpoint"), std::string::npos) << inside.err;
+    EXPECT_NE(inside.err.find("would lie in the checkpoint"), std::string::npos) << inside.err;
   }
 }
 
@@ -336,17 +338,42 @@ TEST_F(Resume, WithTheTokenizerOfItsWeights) {
   ASSERT_EQ(run(of("a.txt", {})).exit_code, 0);
   const std::string kept = dist::read_file(checkpoints() + "/tokenizer.model");
   EXPECT_TRUE(kept == dist::read_file(folder_ + "/w.tokenizer.model"));
-  const std::string other = concat("--save_weights=", folder_, "/v.safetensors");
-  for (const Flags& more :
-       {Flags{concat("--init_from=", folder_, "/w.safetensors"), "--save_interval=0"},
-        Flags{concat("--init_from=", checkpoints(), "/step-000003"), "--save_interval=0"}}) {
-    const dist::Result r = run(of("b.txt", more + Flags{"--checkpoint_dir=", other}));
+  const Flags other = {concat("--save_weights=", folder_, "/v.safetensors"), "--save_interval=0",
+                       "--checkpoint_dir="};
+  const auto other_tokenizer = [&] { return dist::read_file(folder_ + "/v.tokenizer.model"); };
+  const std::string file = folder_ + "/w.safetensors", step = checkpoints() + "/step-000003";
+  for (const std::string& weights : {file, step, step + "/"}) {
+    const dist::Result r = run(of("b.txt", other + Flags{"--init_from=" + weights}));
     ASSERT_EQ(r.exit_code, 0) << r.err;
-    EXPECT_TRUE(kept == dist::read_file(folder_ + "/v.tokenizer.model"));
+    EXPECT_TRUE(kept == other_tokenizer()) << weights;
   }
-  const dist::Result afresh = run(of("b.txt", {"--save_interval=0", "--checkpoint_dir=", other}));
+  // A command line that may be given again begins with the weights, and their tokenizer.
+  const dist::Result again =
+      run(of("b.txt", other + Flags{"--init_from=" + file, "--resume",
+                                    "--checkpoint_dir=" + folder_ + "/new"}));
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_TRUE(kept == other_tokenizer());
+  const dist::Result afresh = run(of("b.txt", other));
   ASSERT_EQ(afresh.exit_code, 0) << afresh.err;
-  EXPECT_FALSE(kept == dist::read_file(folder_ + "/v.tokenizer.model"));
+  EXPECT_FALSE(kept == other_tokenizer());
+  // Of tokens there is none: an earlier one would be taken for theirs.
+  const std::string tokens = concat("--data=", kGoldens, "bigmodel_tiny/tokens.bin");
+  ASSERT_EQ(run(without_data(flags(2, 1, other)) + Flags{tokens}).exit_code, 0);
+  EXPECT_FALSE(fs::exists(folder_ + "/v.tokenizer.model"));
+
+  // On going on: that of the checkpoints, and what is refused changes nothing.
+  const dist::Result bytes = run(of("a.txt", {"--resume", "--tokenizer=bytes"}));
+  EXPECT_EQ(bytes.exit_code, 2);
+  EXPECT_NE(bytes.err.find("--tokenizer=bytes, and the weights are of"), std::string::npos)
+      << bytes.err;
+  const dist::Result differs = run(of("b.txt", {"--resume"}));
+  EXPECT_EQ(differs.exit_code, 2);
+  EXPECT_NE(differs.err.find("samples"), std::string::npos) << differs.err;
+  EXPECT_TRUE(kept == dist::read_file(checkpoints() + "/tokenizer.model"));
+  const dist::Result same = run(of("a.txt", {"--resume", "--steps=4"}));
+  ASSERT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_EQ(newest(), checkpoints() + "/step-000004");
+  EXPECT_TRUE(kept == dist::read_file(checkpoints() + "/tokenizer.model"));
 }
 
 TEST_F(Resume, OfAnotherShape) {

@@ -124,7 +124,8 @@ TEST_F(Ending, AnUncaughtExceptionIsQuoted) {
 TEST_F(Ending, T_29_OfManyFailedRanksAFewAreDescribed) {
   const Result r = run_ranks(12, "exit 4");
   EXPECT_EQ(r.exit_code, 4);
-  EXPECT_EQ(count(r.err, ": exit code 4\n"), 8) << r.err;
+  EXPECT_EQ(count(r.err, ": exit code 4\n"), 1) << r.err;
+  EXPECT_EQ(count(r.err, " likewise: pid "), 7) << r.err;
   EXPECT_NE(r.err.find("and 4 more failed ranks\n"), std::string::npos) << r.err;
 }
 
@@ -132,6 +133,18 @@ TEST_F(Ending, AllWell) {
   const Result r = run_ranks(3, "exit 0");
   EXPECT_EQ(r.exit_code, 0);
   EXPECT_EQ(r.out + r.err, "");
+}
+
+// /proc tells it of another namespace's processes then, none of which are its children.
+TEST_F(Ending, InAProcessNamespaceOfItsOwn) {
+  std::vector<std::string> words = {"/usr/bin/unshare", "--pid", "--fork"};
+  for (const std::string& word : command(2, "exit 0")) words.push_back(word);
+  const Result r = run(words, options());
+  if (r.err.starts_with("unshare: "))
+    GTEST_SKIP() << "process namespaces are not permitted here: " << r.err;
+  EXPECT_EQ(r.exit_code, 0);
+  EXPECT_EQ(r.err, "");
+  EXPECT_LT(r.seconds, 5);
 }
 
 // ---- usage errors
@@ -152,7 +165,8 @@ TEST_F(Ending, AUsageErrorOfOneRankNamesIt) {
 TEST_F(Ending, ExitCode2WithoutAWordIsReported) {
   const Result r = run_ranks(2, "exit 2");
   EXPECT_EQ(r.exit_code, 2);
-  EXPECT_EQ(count(r.err, ": exit code 2\n"), 2) << r.err;
+  EXPECT_EQ(count(r.err, ": exit code 2\n"), 1) << r.err;
+  EXPECT_EQ(count(r.err, "rank 1 likewise: pid "), 1) << r.err;
 }
 
 TEST_F(Ending, EqualLinesOfRanksThatFailOtherwiseAreAllShown) {

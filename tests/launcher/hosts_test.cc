@@ -1,5 +1,5 @@
-// Two hosts: two network namespaces with a cable between them (a veth pair). Needs the right to make
-// them (root, or CAP_SYS_ADMIN and CAP_NET_ADMIN); skipped with a line where it is not given.
+// Two hosts: two network namespaces with a cable between them (a veth pair). Needs the right to
+// make them (root, or CAP_SYS_ADMIN and CAP_NET_ADMIN); skipped with a line where it is not given.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

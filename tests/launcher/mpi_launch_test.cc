@@ -1,5 +1,5 @@
-// Ranks under mpirun: with sherdrun --backend=mpi they are what they are with any other backend, and
-// MPI's processes besides. The ranks here are scripts; programs that talk over MPI are in
+// Ranks under mpirun: with sherdrun --backend=mpi they are what they are with any other backend,
+// and MPI's processes besides. The ranks here are scripts; programs that talk over MPI are in
 // tests/examples.
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-// Jobs over several nodes, and restarts: each node is a sherdrun on 127.0.0.1. Two hosts with a cable
-// between them are in hosts_test.cc.
+// Jobs over several nodes, and restarts: each node is a sherdrun on 127.0.0.1. Two hosts with a
+// cable between them are in hosts_test.cc.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>

@@ -81,7 +81,8 @@ TEST(Init, TruncatedNormalStaysInItsBounds) {
   const Moments x = moments(m.w);
   EXPECT_GE(x.low, -1);
   EXPECT_LE(x.high, 2);
-  // A normal of mean 1 and deviation 2 within [-1, 2], by its density: mean 0.5867, deviation 0.8313.
+  // A normal of mean 1 and deviation 2 within [-1, 2], by its density: mean 0.5867, deviation
+  // 0.8313.
   EXPECT_NEAR(x.mean, 0.5867, 5 * 0.8313 / std::sqrt(20000.0));
   EXPECT_NEAR(x.std, 0.8313, 5 * 0.8313 / std::sqrt(20000.0));
 }

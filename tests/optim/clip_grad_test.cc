@@ -222,8 +222,8 @@ TEST(Norm, DtypeIsTheGradientsWhereAllAgree) {
   EXPECT_EQ(clip_grad_norm_({ones({3}).set_requires_grad()}, 1).item(), 0);
 }
 
-// The coefficient comes from the norm in float32: not from the bfloat16 that is returned, and 16-bit
-// gradients are at most max_norm long afterwards, up to their rounding.
+// The coefficient comes from the norm in float32: not from the bfloat16 that is returned, and
+// 16-bit gradients are at most max_norm long afterwards, up to their rounding.
 TEST(Norm, HalfGradients) {
   for (DType d : {kFloat16, kBFloat16})
     for (double type : {1.0, 2.0, kInfinityNorm})

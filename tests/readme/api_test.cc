@@ -1,4 +1,5 @@
-// The training program that the API is made for compiles and runs as written (with small sizes, on one rank).
+// The training program that the API is made for compiles and runs as written (with small sizes, on
+// one rank).
 #include <gtest/gtest.h>
 
 #include "sherd.h"

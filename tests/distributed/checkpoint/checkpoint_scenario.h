@@ -1,4 +1,5 @@
-// A model that trains in a world of some ranks, and its checkpoints in a folder that the test removes.
+// A model that trains in a world of some ranks, and its checkpoints in a folder that the test
+// removes.
 #pragma once
 #include <gtest/gtest.h>
 #include <unistd.h>

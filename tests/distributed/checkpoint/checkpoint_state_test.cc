@@ -59,8 +59,8 @@ TEST_F(Checkpoints, C_018_BuffersKeepTheirDtype) {
   }
 }
 
-// A checkpoint of weights alone: a schedule and a position in the data begin anew, and that is said.
-// A position that does not fit is an error before anything is changed.
+// A checkpoint of weights alone: a schedule and a position in the data begin anew, and that is
+// said. A position that does not fit is an error before anything is changed.
 TEST_F(Checkpoints, C_019_PartsThatAreMissingOrDoNotFit) {
   fs::create_directories(folder_);
   const data::TensorDataset samples({{"x", zeros({12, 2})}}), more({{"x", zeros({13, 2})}});

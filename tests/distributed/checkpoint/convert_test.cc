@@ -78,8 +78,8 @@ struct Trainer {
   std::unique_ptr<optim::AdamW> optimizer;
 };
 
-// PyTorch's files become a folder, from which any world goes on with PyTorch's losses; what it saves
-// becomes files again, with the bytes that Python would write.
+// PyTorch's files become a folder, from which any world goes on with PyTorch's losses; what it
+// saves becomes files again, with the bytes that Python would write.
 TEST_F(Convert, C_019_GoesOnFromPyTorchAndBack) {
   const std::string made =
       to_sharded(kGolden + "model.safetensors", kGolden + "optimizer.safetensors", path("run"), 3);
