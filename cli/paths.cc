@@ -60,15 +60,21 @@ std::string from_user(const std::string& path) {
   const auto without_slash = [](const fs::path& p) {
     return (p.has_filename() ? p : p.parent_path()).string();
   };
+  // a/../b is b only where a is no link.
+  const auto in = [&](const fs::path& folder) {
+    const fs::path whole = folder / path;
+    bool goes_up = false;
+    for (const fs::path& part : fs::path(path)) goes_up |= part == "..";
+    return without_slash(goes_up ? whole : whole.lexically_normal());
+  };
   if (path.empty()) return path;
   if (fs::path(path).is_absolute()) return without_slash(path);
   for (const char* variable : {"SHERD_WORKING_DIRECTORY", "BUILD_WORKING_DIRECTORY"})
-    if (const char* folder = std::getenv(variable); folder && *folder)
-      return without_slash((fs::path(folder) / path).lexically_normal());
+    if (const char* folder = std::getenv(variable); folder && *folder) return in(folder);
   std::error_code error;
   const fs::path here = fs::current_path(error);
   if (error) fail(path, " is relative to the current folder, which is gone");
-  return without_slash((here / path).lexically_normal());
+  return in(here);
 }
 
 void need_input(const std::string& flag, const std::string& path) {

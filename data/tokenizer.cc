@@ -1,6 +1,7 @@
 #include "data/tokenizer.h"
 
 #include <cstdio>
+#include <fstream>
 
 #include "core/error.h"
 #include "data/files.h"
@@ -37,6 +38,14 @@ std::optional<TokenizerFile> parse_tokenizer_file(std::string_view bytes, const 
 }
 
 void Tokenizer::save(const std::string& path) const { replace_file(path, serialize()); }
+
+bool Tokenizer::is_saved_at(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string start(kMagic.size(), '\0');
+  return file.read(start.data(), int64_t(start.size())) && start == kMagic;
+}
+
+uint64_t Tokenizer::fingerprint() const { return fnv1a(serialize()); }
 
 std::shared_ptr<Tokenizer> Tokenizer::load(const std::string& path) {
   std::string bytes = read_file(path);

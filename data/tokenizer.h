@@ -27,9 +27,11 @@ class Tokenizer {
   virtual std::string decode(std::span<const uint16_t> ids) const = 0;
 
   void save(const std::string& path) const;  // in one step: see replace_file
+  uint64_t fingerprint() const;              // of what save() writes
   // Of any kind; also a model of SentencePiece's own that leaves text as it is (see BpeTokenizer).
   // Error if the file is missing, damaged, or something else.
   static std::shared_ptr<Tokenizer> load(const std::string& path);
+  static bool is_saved_at(const std::string& path);  // is this a file that save() wrote?
 
  protected:
   virtual std::string serialize() const = 0;

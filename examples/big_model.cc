@@ -37,7 +37,7 @@ class Training {
   double step_optimizer();
   void save_checkpoint();
   void need_finite_weights();
-  void keep_tokenizer_with(const std::string& weights);
+  void keep_tokenizer_at(const std::string& path);
   void evaluate();
   void sample();
   nlohmann::json config() const;
@@ -95,7 +95,9 @@ Training::Training(const Options& options)
   all_or_usage_error(
       [&] { reporter_ = std::make_unique<Reporter>(dist::rank() == 0, o_.log_jsonl); });
   start();
-  reporter_->begin(config(), /*goes_on=*/step_ > 0);
+  reporter_->begin(config(), /*goes_on=*/o_.resume);
+  // Last, when all that may be refused was.
+  if (folder_.is_to_be_emptied) empty_run_folder(o_);
 }
 
 void Training::wrap() {
@@ -117,6 +119,7 @@ nlohmann::json Training::config() const {
   nlohmann::json j =
       describe_run(o_, model_, fsdp_ ? &*fsdp_ : nullptr, ddp_ ? ddp_->reducer().get() : nullptr);
   if (scaler_) j["grad_scaler"] = to_json(*scaler_);
+  if (corpus_.tokenizer) j["tokenizer"] = corpus_.tokenizer->fingerprint();
   return j;
 }
 
@@ -231,14 +234,18 @@ void Training::train() {
 
 void Training::save_checkpoint() {
   need_finite_weights();
-  if (!std::exchange(tokenizer_is_kept_, true)) keep_tokenizer_with(o_.checkpoint_dir);
+  dist::all_or_none(dist::default_group(), [&] {
+    if (folder_.lock) folder_.lock->need_held();
+  });
+  if (!std::exchange(tokenizer_is_kept_, true))
+    keep_tokenizer_at(tokenizer_of_run(o_.checkpoint_dir));
   o_.async_save ? checkpointer_->async_save(state()) : checkpointer_->save(state());
 }
 
 // A collective.
-void Training::keep_tokenizer_with(const std::string& weights) {
+void Training::keep_tokenizer_at(const std::string& path) {
   dist::all_or_none(dist::default_group(), [&] {
-    if (dist::rank() == 0) keep_tokenizer(corpus_, weights);
+    if (dist::rank() == 0) keep_tokenizer(corpus_, path);
   });
 }
 
@@ -295,7 +302,7 @@ void Training::run() {
     need_finite_weights();
     dist::ModelState model = state().model;
     dist::save_weights(o_.save_weights, model);
-    keep_tokenizer_with(o_.save_weights);
+    keep_tokenizer_at(tokenizer_of_weights(o_.save_weights));
   }
   sample();
   std::string where;

@@ -23,8 +23,11 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kState = "state.json";
-constexpr const char* kHidden = ".tmp-";
-constexpr const char* kSetAside = ".set-aside-";  // and the step's name, and a number
+// And a number, of the process too. Names that others may have given are left alone.
+constexpr const char* kHiddenStep = ".tmp-step-";
+constexpr const char* kHiddenOld = ".tmp-old-";
+constexpr const char* kSetAside = ".set-aside-";  // before the step's name
+constexpr const char* kSetAsideStep = ".set-aside-step-";
 constexpr const char* kLock = ".lock";
 constexpr const char* kStep = "step-";
 constexpr int kFormat = 1;
@@ -90,7 +93,7 @@ std::string unused_name(const std::string& folder, const std::string& what) {
   return path;
 }
 std::string hidden_name(const std::string& folder, const std::string& what) {
-  return unused_name(folder, kHidden + what);
+  return unused_name(folder, ".tmp-" + what);
 }
 
 // Takes the step's name from a folder before it is removed.
@@ -111,7 +114,7 @@ std::vector<std::string> folders_beginning_with(const std::string& folder, const
 // Steps that a writer set aside to put a new one in their place, and died: see [Note: publishing a
 // checkpoint]. Those whose new one is there are left to the next writer. With the folder's lock.
 void recover(const std::string& folder) {
-  for (const std::string& path : folders_beginning_with(folder, kSetAside)) {
+  for (const std::string& path : folders_beginning_with(folder, kSetAsideStep)) {
     std::string name = fs::path(path).filename().string().substr(std::strlen(kSetAside));
     name = name.substr(0, name.find('-', std::strlen(kStep)));
     std::error_code ignored;  // who may not write here passes over the step
@@ -120,7 +123,7 @@ void recover(const std::string& folder) {
   }
 }
 void recover_for_readers(const std::string& folder) {
-  if (!fs::is_directory(folder) || folders_beginning_with(folder, kSetAside).empty()) return;
+  if (!fs::is_directory(folder) || folders_beginning_with(folder, kSetAsideStep).empty()) return;
   const FolderLock lock(folder);
   if (lock.held()) recover(folder);  // or a writer may be about to put its step there
 }
@@ -128,7 +131,7 @@ void recover_for_readers(const std::string& folder) {
 // Hidden folders whose writer is dead: it has lost its lock.
 void remove_leftovers(const std::string& folder) {
   recover(folder);
-  for (const char* prefix : {kHidden, kSetAside})
+  for (const char* prefix : {kHiddenStep, kHiddenOld, kSetAsideStep})
     for (const std::string& path : folders_beginning_with(folder, prefix)) {
       const Fd it = open_to_read(path);
       std::error_code ignored;  // what cannot be removed harms nobody
@@ -239,8 +242,13 @@ Checkpoint open_checkpoint(const std::string& path, Verify verify) {
 
 std::string checkpoint_around(const std::string& path) {
   if (path.empty()) return "";
+  std::string target = path;
+  try {
+    target = target_of(path);  // also of a link to nothing yet
+  } catch (const Error&) {     // nothing that a file could be
+  }
   std::error_code error;
-  for (fs::path at = fs::weakly_canonical(path, error).parent_path(); !at.empty();
+  for (fs::path at = fs::weakly_canonical(target, error).parent_path(); !at.empty();
        at = at.parent_path()) {
     if (fs::is_regular_file(at / kState, error)) {
       const json state = json::parse(read_file(at / kState), nullptr, /*allow_exceptions=*/false);
@@ -275,11 +283,28 @@ std::optional<Checkpoint> latest_checkpoint(const std::string& folder, const Rep
   return {};
 }
 
+// A folder that only looks like a checkpoint by its name, or in which somebody keeps more, is not
+// for this program to remove.
+void need_own_files(const std::string& path) {
+  json state;
+  if (fs::is_regular_file(path + "/" + kState))
+    state = json::parse(read_file(path + "/" + kState), nullptr, /*allow_exceptions=*/false);
+  for (const auto& entry : fs::directory_iterator(path)) {
+    const std::string name = entry.path().filename();
+    const bool is_named =
+        state.is_object() && state.contains("files") && state["files"].contains(name);
+    if (name != kState && !is_named && !name.ends_with(".safetensors"))
+      fail("[checkpoint] ", path, " holds ", name,
+           ", which is no part of a checkpoint: move it elsewhere, or take another folder");
+  }
+}
+
 void remove_checkpoints(const std::string& folder) {
   translated([&] {
     if (!fs::exists(folder)) return;
     const FolderLock lock(folder);
     recover(folder);
+    for (int64_t step : steps_in(folder)) need_own_files(folder + "/" + checkpoint_name(step));
     for (int64_t step : steps_in(folder))
       remove_folder(folder, folder + "/" + checkpoint_name(step));
   });

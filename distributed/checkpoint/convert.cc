@@ -135,6 +135,13 @@ void to_full(const std::string& checkpoint, const std::string& model,
     is_one_file |= options.optimizer == numbered(model, i, options.files);
   if (is_one_file)
     fail("[to_full] model and optimizer would be written to the same file ", options.optimizer);
+  std::vector<std::string> made = {model, model + ".index.json", options.optimizer};
+  for (int i = 1; options.files > 1 && i <= options.files; ++i)
+    made.push_back(numbered(model, i, options.files));
+  for (const std::string& path : made)
+    if (const std::string around = checkpoint_around(path); !around.empty())
+      fail("[to_full] ", path, " would lie in the checkpoint ", around,
+           ", whose files are what they are");
   const Checkpoint sizes = open_checkpoint(checkpoint, Verify::kSizes);
   ShardReader reader(sizes.files.contains(kShardIndex) ? sizes : open_checkpoint(checkpoint));
   auto weights = entries_of(reader.index(), "model.");
@@ -155,6 +162,9 @@ void to_full(const std::string& checkpoint, const std::string& model,
 
 std::string to_sharded(const std::string& model, const std::string& optimizer,
                        const std::string& folder, int64_t step) {
+  if (const std::string around = checkpoint_around(folder + "/" + checkpoint_name(step));
+      !around.empty())
+    fail("[to_sharded] ", folder, " is the checkpoint ", around, ", or lies in it");
   LocalState s;
   add_model(model, s);
   if (!optimizer.empty()) {

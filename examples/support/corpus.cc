@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "core/atomic_file.h"
 #include "distributed/checkpoint/checkpoint_folder.h"
 
 namespace examples {
@@ -24,6 +25,13 @@ std::string cache_folder() {
     fail("cannot make the cache folder ", folder.string(), ": ", error.message(),
          ". Set XDG_CACHE_HOME");
   return folder.string();
+}
+
+std::string tokenizer_of_run(const std::string& folder) {
+  return fs::path(folder) / "tokenizer.model";
+}
+std::string tokenizer_of_weights(const std::string& file) {
+  return fs::path(target_of(file)).replace_extension("tokenizer.model");
 }
 
 namespace {
@@ -130,21 +138,14 @@ Source of_text(const Options& o, const std::string& text, const data::Tokenizer&
   return packed(o, std::move(documents));
 }
 
-// Beside the checkpoints of a run's folder, or beside a file of weights: w.tokenizer.model.
-std::string tokenizer_path(const std::string& of) {
-  const fs::path path(of);
-  std::error_code error;
-  return fs::is_regular_file(path, error) ? fs::path(path).replace_extension("tokenizer.model")
-                                          : path / "tokenizer.model";
-}
-
 // That of the weights which the run begins with, in their folder or, of a step, in its run's;
 // empty: none was kept.
 std::string kept_tokenizer(const std::string& weights) {
   if (weights.empty()) return "";
-  std::vector<std::string> places = {tokenizer_path(weights)};
+  std::vector<std::string> places = {fs::is_directory(weights) ? tokenizer_of_run(weights)
+                                                               : tokenizer_of_weights(weights)};
   if (const std::string step = dist::checkpoint_around(weights + "/state.json"); !step.empty())
-    places.push_back(tokenizer_path(fs::path(step).parent_path()));
+    places.push_back(tokenizer_of_run(fs::path(step).parent_path()));
   std::error_code error;
   for (const std::string& path : places)
     if (fs::is_regular_file(path, error)) return path;
@@ -155,7 +156,8 @@ std::shared_ptr<data::Tokenizer> load_kept(const std::string& path, const Option
   std::shared_ptr<data::Tokenizer> tokenizer = data::Tokenizer::load(path);
   if (o.tokenizer == "bytes" && tokenizer->name() != "bytes")
     fail("--tokenizer=bytes, and the weights are of ", path);
-  if (tokenizer->vocab_size() != o.vocab_size)
+  // A model may have more words than there are bytes.
+  if (tokenizer->name() == "bytes" ? o.vocab_size < 256 : tokenizer->vocab_size() != o.vocab_size)
     fail("--vocab_size=", o.vocab_size, ", and ", path, " has ", tokenizer->vocab_size(),
          " tokens");
   return tokenizer;
@@ -163,8 +165,7 @@ std::shared_ptr<data::Tokenizer> load_kept(const std::string& path, const Option
 
 }  // namespace
 
-void keep_tokenizer(const Corpus& corpus, const std::string& of) {
-  const std::string path = tokenizer_path(of);
+void keep_tokenizer(const Corpus& corpus, const std::string& path) {
   if (corpus.tokenizer)
     corpus.tokenizer->save(path);
   else

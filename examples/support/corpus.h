@@ -20,10 +20,14 @@ struct Corpus {
 // rank 0 first, so that the others find the cache. Errors are one line.
 Corpus load_corpus(const Options& options);
 
-// Keeps the tokenizer beside a file of weights, which is there, or in a run's folder; removes one
-// of earlier weights if this corpus has none. From there load_corpus() takes it for --init_from and
-// --resume, for with another one the weights would be worth nothing.
-void keep_tokenizer(const Corpus& corpus, const std::string& of);
+// Where the tokenizer of weights lies, for with another one they would be worth nothing: beside the
+// checkpoints of a run's folder, and beside a file of weights, as w.tokenizer.model. From there
+// load_corpus() takes it for --init_from and --resume.
+std::string tokenizer_of_run(const std::string& folder);
+std::string tokenizer_of_weights(const std::string& file);
+
+// Puts it there; removes one of earlier weights if this corpus has none.
+void keep_tokenizer(const Corpus& corpus, const std::string& path);
 
 // Where a user's caches go: $XDG_CACHE_HOME/sherd or ~/.cache/sherd; made if need be.
 std::string cache_folder();

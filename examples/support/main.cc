@@ -82,8 +82,9 @@ int run_job(const std::string& program, const std::string& nproc_per_node,
     std::fprintf(stderr, "%s: %s\n", program.c_str(), e.what());
     leave(2);
   } catch (const std::exception& e) {
-    const char* rank = std::getenv("RANK");
-    std::fprintf(stderr, "%s: rank %s: %s\n", program.c_str(), rank ? rank : "?", e.what());
+    const auto rank = dist::rank_from_environment();
+    std::fprintf(stderr, "%s: rank %s: %s\n", program.c_str(),
+                 rank ? std::to_string(*rank).c_str() : "?", e.what());
     leave(1);
   }
   return cli::finish(program, 0);

@@ -6,7 +6,9 @@
 #include "cli/command_line.h"
 #include "cli/paths.h"
 #include "core/error.h"
+#include "data/tokenizer.h"
 #include "distributed/checkpoint/checkpoint_folder.h"
+#include "examples/support/corpus.h"
 
 namespace examples {
 
@@ -38,6 +40,23 @@ void check_model(const Options& o) {
   }
 }
 
+// What is written damages no checkpoint, and is not taken for text at the next start.
+void need_place(const std::string& flag, const std::string& path, const Options& o) {
+  if (path.empty()) return;
+  if (const std::string around = dist::checkpoint_around(path); !around.empty())
+    fail(flag, "=", path, " would lie in the checkpoint ", around,
+         ", whose files are what they are");
+  const std::filesystem::path name = std::filesystem::path(path).filename();
+  if (!o.checkpoint_dir.empty() && lies_in(path, o.checkpoint_dir) &&
+      (name == ".run-lock" || name.string().starts_with("step-")))
+    fail(flag, "=", path, " is a name that --checkpoint_dir=", o.checkpoint_dir, " has for itself");
+  for (auto [data, list] : {std::pair{"--data", &o.data}, {"--val_data", &o.val_data}})
+    for (const std::string& folder : *list)
+      if (std::filesystem::is_directory(folder) && lies_in(path, folder))
+        fail(flag, "=", path, " would lie in ", data, "=", folder,
+             ", and be read as text next time: take a place outside of it");
+}
+
 // Paths become absolute. Now, and not after hours of training: what is read is there, what will be
 // written can be.
 void check_paths(Options& o) {
@@ -49,18 +68,37 @@ void check_paths(Options& o) {
     }
   for (auto* p : {&o.checkpoint_dir, &o.init_from, &o.save_weights, &o.log_jsonl})
     *p = from_user(*p);
+  // A run's folder stands for its last checkpoint.
+  if (std::filesystem::is_directory(o.init_from))
+    if (const auto steps = dist::checkpoint_steps(o.init_from); !steps.empty())
+      o.init_from += "/" + dist::checkpoint_name(steps.back());
   inputs.push_back({"--init_from", o.init_from});
   for (auto& [flag, path] : inputs) need_input(flag, path);
   need_log("--log_jsonl", o.log_jsonl);
   need_output_file("--save_weights", o.save_weights);
   if (o.save_interval > 0) need_folder("--checkpoint_dir", o.checkpoint_dir);
-  need_different(inputs, {{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}});
-  for (auto& [flag, path] :
-       {std::pair{"--log_jsonl", o.log_jsonl}, {"--save_weights", o.save_weights}})
-    if (const std::string around = dist::checkpoint_around(path); !around.empty())
-      fail(flag, "=", path, " would lie in the checkpoint ", around,
-           ", whose files are what they are");
+  const std::vector<NamedPath> outputs = {{"--log_jsonl", o.log_jsonl},
+                                          {"--save_weights", o.save_weights}};
+  std::vector<NamedPath> files = outputs;
+  const auto add_tokenizer = [&](const std::string& whose, const std::string& path) {
+    need_output_file(whose, path);
+    if (std::filesystem::exists(path) && !data::Tokenizer::is_saved_at(path))
+      fail(path, ", where the tokenizer of ", whose,
+           " would lie, is another program's: move it, or take another folder");
+    files.push_back({"the tokenizer of " + whose, path});
+  };
+  if (!o.save_weights.empty())
+    add_tokenizer("--save_weights", tokenizer_of_weights(o.save_weights));
+  if (o.save_interval > 0 && std::filesystem::is_directory(o.checkpoint_dir))
+    add_tokenizer("--checkpoint_dir", tokenizer_of_run(o.checkpoint_dir));
+  need_different(inputs, files);
+  for (auto& [flag, path] : outputs) need_place(flag, path, o);
+  need_place("--checkpoint_dir", o.checkpoint_dir.empty() ? "" : o.checkpoint_dir + "/state.json",
+             o);
+  if (o.overwrite && o.save_interval == 0)
+    fail("--overwrite removes checkpoints, and with --save_interval=0 none takes their place");
   if (o.overwrite && !o.init_from.empty() && !o.checkpoint_dir.empty() &&
+      !dist::checkpoint_around(o.init_from + "/state.json").empty() &&
       lies_in(o.init_from, o.checkpoint_dir))
     fail("--overwrite would remove --init_from=", o.init_from,
          ", which lies in --checkpoint_dir=", o.checkpoint_dir);

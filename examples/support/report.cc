@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "core/error.h"
 #include "examples/support/run_lock.h"
@@ -29,16 +28,16 @@ std::string duration(double seconds) {
                   : format("%d:%02d:%02d", int(s / 3600), int(s / 60 % 60), int(s % 60));
 }
 
-// In bytes. 0: there is none, or no such file.
-int64_t end_of_last_line(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  std::string block;
-  for (int64_t end = file ? int64_t(file.tellg()) : 0; end > 0; end -= int64_t(block.size())) {
-    block.resize(size_t(std::min<int64_t>(end, 1 << 16)));
-    file.seekg(end - int64_t(block.size()));
-    if (!file.read(block.data(), int64_t(block.size()))) return 0;
-    if (const size_t at = block.rfind('\n'); at != std::string::npos)
-      return end - int64_t(block.size()) + int64_t(at) + 1;
+// In bytes; 0: there is none. -1, with errno: it cannot be read.
+int64_t end_of_last_line(int fd) {
+  std::string block(1 << 16, '\0');
+  for (off_t end = ::lseek(fd, 0, SEEK_END); end != 0;) {
+    const off_t begin = std::max<off_t>(0, end - off_t(block.size()));
+    const ssize_t read = end < 0 ? -1 : ::pread(fd, block.data(), size_t(end - begin), begin);
+    if (read != end - begin) return -1;
+    const size_t at = std::string_view(block.data(), size_t(read)).rfind('\n');
+    if (at != std::string_view::npos) return begin + off_t(at) + 1;
+    end = begin;
   }
   return 0;
 }
@@ -53,7 +52,7 @@ Reporter::Reporter(bool active, const std::string& log_path)
       last_line_(start_ - std::chrono::hours(1)) {
   if (!active_ || log_path.empty()) return;
   // Emptied only when it is ours, and the run begins.
-  const int fd = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  const int fd = ::open(log_path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   log_ = fd < 0 ? nullptr : ::fdopen(fd, "a");
   if (!log_) sherd::fail("cannot write --log_jsonl=", log_path, ": ", std::strerror(errno));
   struct stat info;
@@ -67,10 +66,13 @@ Reporter::~Reporter() {
 }
 
 void Reporter::begin(const nlohmann::json& config, bool goes_on) {
-  // What a full disk cut short is no line.
-  const int64_t kept = goes_on ? end_of_last_line(log_path_) : 0;
-  if (log_ && ::ftruncate(::fileno(log_), kept) != 0 && errno != EINVAL)  // EINVAL: a device
-    sherd::fail("cannot write --log_jsonl=", log_path_, ": ", std::strerror(errno));
+  struct stat info;
+  if (log_ && ::fstat(::fileno(log_), &info) == 0 && S_ISREG(info.st_mode)) {
+    // What a full disk cut short is no line.
+    const off_t kept = goes_on ? end_of_last_line(::fileno(log_)) : 0;
+    if (kept < 0 || ::ftruncate(::fileno(log_), kept) != 0)
+      sherd::fail("cannot write --log_jsonl=", log_path_, ": ", std::strerror(errno));
+  }
   write({{"config", config}});
 }
 

@@ -59,18 +59,28 @@ RunLock::RunLock(const std::string& folder) : path_(folder + "/.run-lock") {
       ::close(fd_);
       throw;
     }
-    // Who held it may have removed the file between our open and our lock.
-    struct stat mine, there;
-    if (::fstat(fd_, &mine) == 0 && ::stat(path_.c_str(), &there) == 0 &&
-        mine.st_ino == there.st_ino)
-      return;
+    if (is_held()) return;  // or who had it removed the file between our open and our lock
     ::close(fd_);
   }
 }
 
+bool RunLock::is_held() const {
+  struct stat mine, there;
+  return ::fstat(fd_, &mine) == 0 && ::stat(path_.c_str(), &there) == 0 &&
+         mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+}
+
+void RunLock::need_held() const {
+  if (!is_held())
+    fail(std::filesystem::path(path_).parent_path().string(),
+         " was moved or removed while this job writes there");
+}
+
 RunLock::~RunLock() {
-  ::unlink(path_.c_str());
-  if (made_) ::rmdir(std::filesystem::path(path_).parent_path().c_str());  // if nothing was saved
+  if (is_held()) {
+    ::unlink(path_.c_str());
+    if (made_) ::rmdir(std::filesystem::path(path_).parent_path().c_str());  // if nothing was saved
+  }
   ::close(fd_);
 }
 

@@ -20,8 +20,12 @@ class RunLock {
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
+  // Error if the folder was moved or removed since, so that another job may have one of that name.
+  void need_held() const;
 
  private:
+  bool is_held() const;
+
   std::string path_;
   int fd_ = -1;
   bool made_ = false;

@@ -29,8 +29,15 @@ std::string own_folder() {
 // Weights say nothing of these, and with another value they make another model.
 void need_same_model(const nlohmann::json& saved, const nlohmann::json& config) {
   if (!saved.is_object()) return;
+  const auto differs = [&](const char* key) {
+    return saved.contains(key) && config.contains(key) && saved[key] != config[key];
+  };
+  if (differs("tokenizer"))
+    throw UsageError(
+        "the checkpoint is of another tokenizer than this run's: give the data that it was made "
+        "with, and leave tokenizer.model where it was saved");
   for (const char* key : {"heads", "causal"})
-    if (saved.contains(key) && config.contains(key) && saved[key] != config[key])
+    if (differs(key))
       throw UsageError(concat("the checkpoint is of --", key, "=", saved[key].dump(), ", not --",
                               key, "=", config[key].dump(),
                               ": with these weights the model would compute something else"));
@@ -62,12 +69,15 @@ RunFolder open_run_folder(Options& o) {
           o.checkpoint_dir +
           " holds checkpoints: go on from them with --resume, or start afresh with --overwrite");
   });
-  if (!folder.has_checkpoints || !o.overwrite) return folder;
+  folder.is_to_be_emptied = folder.has_checkpoints && o.overwrite;
+  if (folder.is_to_be_emptied) folder.has_checkpoints = false;
+  return folder;
+}
+
+void empty_run_folder(const Options& o) {
   all_or_usage_error([&] {
     if (dist::rank() == 0) dist::remove_checkpoints(o.checkpoint_dir);
   });
-  folder.has_checkpoints = false;
-  return folder;
 }
 
 dist::CheckpointerOptions checkpointer_options(const Options& o) {
@@ -80,7 +90,12 @@ std::optional<std::string> resume(dist::Checkpointer& checkpointer, dist::Traini
   try {
     return checkpointer.load_latest(state);
   } catch (const std::exception& e) {
-    throw UsageError(e.what());
+    std::string text = e.what();
+    if (text.find("[DataLoader]") != std::string::npos)
+      text +=
+          ". --data, --val_data, --seq_len, --pack_documents and the tokenizer make the data: give "
+          "those of the checkpoint, or begin anew with its weights by --init_from";
+    throw UsageError(text);
   }
 }
 

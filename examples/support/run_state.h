@@ -20,12 +20,17 @@ void all_or_usage_error(const std::function<void()>& f);
 struct RunFolder {
   std::unique_ptr<RunLock> lock;  // on rank 0, if anything is going to be written
   bool has_checkpoints = false;   // to resume from
+  bool is_to_be_emptied = false;  // --overwrite: of the checkpoints there are
 };
 
 // Applies --checkpoint_dir, --resume and --overwrite: names a folder of the run's own where none
-// was given, refuses one that holds checkpoints of another run or that another run writes to,
-// empties it if told to. A collective. Throws UsageError.
+// was given, refuses one that holds checkpoints of another run or that another run writes to. A
+// collective. Throws UsageError.
 RunFolder open_run_folder(Options& options);
+
+// Removes the checkpoints of an earlier run. A collective. UsageError where something else lies
+// among them.
+void empty_run_folder(const Options& options);
 
 // What --checkpoint_format says.
 sherd::dist::CheckpointerOptions checkpointer_options(const Options& options);

@@ -237,8 +237,48 @@ TEST_F(Mistakes, OutputsThatAreInputsOrEachOther) {
         {"--log_jsonl=" + folder_ + "/new", concat("--save_weights=", folder_, "/", name)},
         {"--log_jsonl=", "--save_weights=", "same file"});
   EXPECT_EQ(dist::read_file(tokens), before);
-  expect_refused({"--overwrite", "--checkpoint_dir=" + folder_, "--init_from=" + weights},
+}
+
+// A run's folder, and a folder that looks as a checkpoint of it does.
+TEST_F(Mistakes, OutputsAmongWhatIsThere) {
+  const std::string run = folder_ + "/run", step = run + "/step-000003";
+  fs::create_directories(step);
+  std::ofstream(step + "/state.json") << R"({"checksum": "0", "files": {}})";
+  const Flags saves = {"--save_interval=3", "--checkpoint_dir=" + run};
+  expect_refused(saves + Flags{"--overwrite", "--init_from=" + step},
                  {"--overwrite", "--init_from"});
+  expect_refused({"--overwrite", "--checkpoint_dir=" + run}, {"--overwrite", "--save_interval=0"});
+  // In a checkpoint, through a link to nothing yet as well, with or without a run.
+  fs::create_symlink(step + "/new", folder_ + "/dangling");
+  for (const char* flag : {"--log_jsonl=", "--save_weights="})
+    for (const std::string& path : {step + "/x", folder_ + "/dangling"})
+      expect_refused({flag + path}, {flag, "would lie in the checkpoint"});
+  expect_refused({"--save_interval=3", "--checkpoint_dir=" + step}, {"--checkpoint_dir", step});
+  // Under names that the run has for its own.
+  for (const char* name : {"/.run-lock", "/step-000006", "/tokenizer.model"})
+    expect_refused(saves + Flags{"--overwrite", "--save_weights=" + run + name},
+                   {"--save_weights", "--checkpoint_dir"});
+  expect_refused({"--save_weights=" + folder_ + "/w.safetensors",
+                  "--log_jsonl=" + folder_ + "/w.tokenizer.model"},
+                 {"the tokenizer of --save_weights", "same file"});
+  // A tokenizer of somebody else's stays.
+  const std::string theirs = run + "/tokenizer.model";
+  std::ofstream(theirs) << "precious";
+  expect_refused(saves + Flags{"--overwrite"}, {theirs, "another program's"});
+  EXPECT_EQ(dist::read_file(theirs), "precious");
+  // Among texts: it would be read as text next time, or replace one.
+  fs::create_directory(folder_ + "/texts");
+  std::ofstream(folder_ + "/texts/a.txt") << "some text";
+  for (const char* flag :
+       {"--log_jsonl=", "--save_weights=", "--save_interval=3 --checkpoint_dir="}) {
+    const std::string words = concat(flag, folder_, "/texts/a.txt");
+    const size_t space = words.find(' ');
+    Flags outputs = {words.substr(space == std::string::npos ? 0 : space + 1)};
+    if (space != std::string::npos) outputs.push_back(words.substr(0, space));
+    outputs[0] += space == std::string::npos ? "" : "x";
+    expect_refused(Flags{"--data=" + folder_ + "/texts"} + outputs, {"would lie in --data="});
+  }
+  EXPECT_EQ(dist::read_file(folder_ + "/texts/a.txt"), "some text");
 }
 
 TEST_F(Mistakes, FoldersThatOneMayNotEnter) {

@@ -206,10 +206,28 @@ TEST_F(Resume, FolderWithCheckpointsIsRefused) {
     EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
   EXPECT_TRUE(fs::exists(checkpoints() + "/step-000003"));
 
+  // What is refused has removed nothing.
+  const dist::Result refused = run(flags(
+      2, 2, {"--overwrite", concat("--init_from=", kGoldens, "bigmodel_tiny/init.safetensors")}));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_TRUE(fs::exists(checkpoints() + "/step-000003"));
+
   ASSERT_EQ(run(flags(2, 2, {"--overwrite"})).exit_code, 0);
   EXPECT_EQ(first_step(), 1);
   EXPECT_FALSE(fs::exists(checkpoints() + "/step-000003"));
   EXPECT_TRUE(fs::exists(checkpoints() + "/step-000002"));
+}
+
+TEST_F(Resume, AFolderThatWasMovedIsNotWrittenToAnew) {
+  dist::Program program(
+      big_model_command(flags(2, 100000, {"--save_interval=3", "--save_weights="})),
+      big_model_environment());
+  ASSERT_TRUE(dist::soon([&] { return fs::exists(checkpoints() + "/step-000003"); }, 40));
+  fs::rename(checkpoints(), folder_ + "/moved");
+  const dist::Result r = program.wait();
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_NE(r.err.find("was moved or removed"), std::string::npos) << r.err;
+  EXPECT_FALSE(fs::exists(checkpoints() + "/state.json"));
 }
 
 TEST_F(Resume, SaveIntervalZeroSavesNothing) {
@@ -366,14 +384,40 @@ TEST_F(Resume, WithTheTokenizerOfItsWeights) {
   EXPECT_EQ(bytes.exit_code, 2);
   EXPECT_NE(bytes.err.find("--tokenizer=bytes, and the weights are of"), std::string::npos)
       << bytes.err;
+  // Another run's step in this one's folder does not get this one's tokenizer.
+  ASSERT_EQ(run(of("b.txt", {"--checkpoint_dir=" + folder_ + "/b"})).exit_code, 0);
+  fs::copy(folder_ + "/b/step-000003", checkpoints() + "/step-000001");
+  const dist::Result mixed =
+      run(of("b.txt", other + Flags{"--init_from=" + checkpoints() + "/step-000001"}));
+  EXPECT_EQ(mixed.exit_code, 2);
+  EXPECT_NE(mixed.err.find("of another tokenizer"), std::string::npos) << mixed.err;
+  fs::remove_all(checkpoints() + "/step-000001");
   const dist::Result differs = run(of("b.txt", {"--resume"}));
   EXPECT_EQ(differs.exit_code, 2);
   EXPECT_NE(differs.err.find("samples"), std::string::npos) << differs.err;
+  EXPECT_NE(differs.err.find("--init_from"), std::string::npos) << differs.err;
   EXPECT_TRUE(kept == dist::read_file(checkpoints() + "/tokenizer.model"));
   const dist::Result same = run(of("a.txt", {"--resume", "--steps=4"}));
   ASSERT_EQ(same.exit_code, 0) << same.err;
   EXPECT_EQ(newest(), checkpoints() + "/step-000004");
   EXPECT_TRUE(kept == dist::read_file(checkpoints() + "/tokenizer.model"));
+}
+
+// A vocabulary may be larger than the bytes.
+TEST_F(Resume, WithBytes) {
+  std::ofstream(folder_ + "/a.txt") << std::string(3000, 'a') + std::string(3000, 'b');
+  const auto of = [&](int64_t steps, const Flags& more) {
+    return without_data(flags(2, steps, {})) +
+           Flags{"--data=" + folder_ + "/a.txt", "--tokenizer=bytes", "--vocab_size=300"} + more;
+  };
+  ASSERT_EQ(run(of(3, {})).exit_code, 0);
+  const dist::Result r = run(of(4, {"--resume"}));
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  // A log goes on where there is nothing to resume, too: the folder's name may be a slip.
+  const size_t lines = read_log(folder_ + "/log").size();
+  const dist::Result slip = run(of(3, {"--resume", "--checkpoint_dir=" + folder_ + "/rum"}));
+  EXPECT_EQ(slip.exit_code, 0) << slip.err;
+  EXPECT_GT(read_log(folder_ + "/log").size(), lines);
 }
 
 TEST_F(Resume, OfAnotherShape) {

@@ -477,6 +477,19 @@ TEST_F(CheckpointFolder, OtherThingsInTheFolder) {
   EXPECT_EQ(latest_value(), 5);
   EXPECT_HAS(error_of([&] { save(9, 9); }), "step-000009 is not a folder");
   EXPECT_EQ(read_file(run() + "/step-000009"), "a file");
+  // Folders whose names only begin as those of writers that died.
+  for (const char* name : {".tmp-mine", ".set-aside-notes"})
+    fs::create_directories(run() + "/" + name);
+  save(6, 6);
+  for (const char* name : {".tmp-mine", ".set-aside-notes"}) {
+    EXPECT_TRUE(fs::exists(run() + "/" + name)) << name;
+    fs::remove(run() + "/" + name);
+  }
+  // Somebody's file in a step's folder is not removed with it.
+  put(run() + "/step-000006/results.csv", "mine");
+  EXPECT_HAS(error_of([&] { remove_checkpoints(run()); }), "results.csv");
+  EXPECT_EQ(checkpoint_steps(run()), (std::vector<int64_t>{5, 6}));
+  fs::remove(run() + "/step-000006/results.csv");
   remove_checkpoints(run());
   EXPECT_EQ(checkpoint_steps(run()), std::vector<int64_t>{});
   EXPECT_EQ(read_file(run() + "/notes.txt"), "text");
