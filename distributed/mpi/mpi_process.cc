@@ -7,8 +7,9 @@
 #include <cstdio>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
 // Open MPI does not free all that it takes, in its own threads too. Its plugins stay loaded, so that
-// they can be told by their names.
+// they can be told by their names; see also LeaksOfMpi.
 extern "C" const char* __lsan_default_suppressions() {
   return "leak:libmpi\nleak:libopen-\nleak:libpmix\nleak:libhwloc\nleak:mca_\n";
 }
@@ -17,6 +18,16 @@ extern "C" int dlclose(void*) { return 0; }
 
 namespace sherd::dist {
 namespace {
+
+// What it takes by way of libc's functions has no name of a caller.
+struct LeaksOfMpi {
+#ifdef __SANITIZE_ADDRESS__
+  LeaksOfMpi() { __lsan_disable(); }
+  ~LeaksOfMpi() { __lsan_enable(); }
+#else
+  LeaksOfMpi() {}
+#endif
+};
 
 void check(const char* call, int code) {
   if (code == MPI_SUCCESS) return;
@@ -37,6 +48,7 @@ MpiProcess& MpiProcess::get() {
 }
 
 void MpiProcess::begin() {
+  const LeaksOfMpi leaks;
   std::lock_guard lock(mutex_);
   if (ended_) fail("[mpi] MPI has ended in this process, and cannot begin again");
   if (begun_) return;
@@ -90,6 +102,7 @@ void MpiProcess::end(int exit_code) {
   }
   news_.notify_all();
   // Who failed does not wait for the others: mpirun, or the launcher, ends them.
+  const LeaksOfMpi leaks;
   if (exit_code == 0) MPI_Finalize();
 }
 

@@ -68,12 +68,12 @@ void check_paths(Options& o) {
     }
   for (auto* p : {&o.checkpoint_dir, &o.init_from, &o.save_weights, &o.log_jsonl})
     *p = from_user(*p);
+  inputs.push_back({"--init_from", o.init_from});
+  for (auto& [flag, path] : inputs) need_input(flag, path);
   // A run's folder stands for its last checkpoint.
   if (std::filesystem::is_directory(o.init_from))
     if (const auto steps = dist::checkpoint_steps(o.init_from); !steps.empty())
       o.init_from += "/" + dist::checkpoint_name(steps.back());
-  inputs.push_back({"--init_from", o.init_from});
-  for (auto& [flag, path] : inputs) need_input(flag, path);
   need_log("--log_jsonl", o.log_jsonl);
   need_output_file("--save_weights", o.save_weights);
   if (o.save_interval > 0) need_folder("--checkpoint_dir", o.checkpoint_dir);

@@ -350,7 +350,8 @@ TEST_F(Mistakes, PlacesThatAnotherJobWrites) {
   ASSERT_TRUE(dist::soon([&] { return fs::exists(log) && fs::file_size(log) > 0; }, 30));
   expect_refused({"--checkpoint_dir=" + folder, "--save_interval=3"},
                  {folder, "in use by process ", "another job"});
-  expect_refused({"--checkpoint_dir=" + folder, "--overwrite"}, {folder, "in use by process "});
+  expect_refused({"--checkpoint_dir=" + folder, "--save_interval=3", "--overwrite"},
+                 {folder, "in use by process "});
   expect_refused({"--log_jsonl=" + log}, {"--log_jsonl=" + log, "in use by process "});
 }
 
