@@ -101,7 +101,10 @@ std::string SocketAddress::to_string() const {
 std::vector<SocketAddress> resolve(const std::string& host, int port, const char* purpose) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  const int rc = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  const std::string service = std::to_string(port);
+  int rc = getaddrinfo(host.c_str(), service.c_str(), &hints, &list);
+  // A small container may have no /etc/hosts, and RFC 6761 has no other answer.
+  if (rc != 0 && host == "localhost") rc = getaddrinfo("127.0.0.1", service.c_str(), &hints, &list);
   if (rc != 0)
     fail("[rendezvous] ", purpose, " '", host, "' is no address and no known host name (",
          gai_strerror(rc), ")");

@@ -166,7 +166,7 @@ TEST_F(Ending, ExitCode2WithoutAWordIsReported) {
   const Result r = run_ranks(2, "exit 2");
   EXPECT_EQ(r.exit_code, 2);
   EXPECT_EQ(count(r.err, ": exit code 2\n"), 1) << r.err;
-  EXPECT_EQ(count(r.err, "rank 1 likewise: pid "), 1) << r.err;
+  EXPECT_EQ(count(r.err, " likewise: pid "), 1) << r.err;
 }
 
 TEST_F(Ending, EqualLinesOfRanksThatFailOtherwiseAreAllShown) {
