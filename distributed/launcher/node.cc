@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "distributed/socket.h"
 
 namespace sherd::dist {
 namespace {
@@ -67,19 +67,13 @@ int listen_on_all(int port) {
 }
 
 int listen_on_name(const std::string& name, int port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(name.c_str(), nullptr, &hints, &found); error != 0) {
-    fail("[launch] cannot resolve master_addr '", name, "': ", gai_strerror(error));
-  }
   int fd = -1, error = 0;
-  for (const addrinfo* a = found; a && fd < 0 && error != EADDRINUSE; a = a->ai_next) {
-    fd = listen_on(a->ai_addr, a->ai_addrlen, a->ai_family, port);
+  for (const SocketAddress& a : resolve(name, port, "master_addr")) {
+    fd = listen_on(reinterpret_cast<const sockaddr*>(&a.storage), a.length, a.storage.ss_family,
+                   port);
     error = errno;
+    if (fd >= 0 || error == EADDRINUSE) break;
   }
-  freeaddrinfo(found);
   errno = error;
   return fd;
 }
