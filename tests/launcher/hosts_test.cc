@@ -49,8 +49,8 @@ class Hosts : public testing::Test {
 
   // A sherdrun on the host, of these flags and more.
   Program& start(int host, Words flags, const Words& command, bool with_token = true) {
-    Words words{"/bin/ip", "netns", "exec", name(host), kSherdrun};
-    if (access(words[0].c_str(), X_OK) != 0) words[0] = "/usr/sbin/ip";
+    Words words = on(host);
+    words.push_back(kSherdrun);
     words.insert(words.end(), flags.begin(), flags.end());
     words.insert(words.end(), command.begin(), command.end());
     ProgramOptions options;
@@ -97,13 +97,15 @@ class Hosts : public testing::Test {
   static std::string name(int host) {
     return "sherd" + std::to_string(getpid()) + "_" + std::to_string(host);
   }
-  static Result ip(Words words) {
-    words.insert(words.begin(), access("/bin/ip", X_OK) == 0 ? "/bin/ip" : "/usr/sbin/ip");
-    return run(words);
+  // Runs what follows there. (`ip netns exec` and `ip -n` mount /sys anew, and cannot under chroot.)
+  static Words on(int host) { return {"/usr/bin/nsenter", "--net=/var/run/netns/" + name(host)}; }
+  static Result ip(const Words& words, Words before = {}) {
+    before.push_back(access("/bin/ip", X_OK) == 0 ? "/bin/ip" : "/usr/sbin/ip");
+    before.insert(before.end(), words.begin(), words.end());
+    return run(before);
   }
-  static void ip_in(int host, Words words) {
-    words.insert(words.begin(), {"-n", name(host)});
-    const Result r = ip(words);
+  static void ip_in(int host, const Words& words) {
+    const Result r = ip(words, on(host));
     EXPECT_EQ(r.exit_code, 0) << r.err;
   }
 
