@@ -46,12 +46,13 @@ void lock_for_process(int fd, const std::string& path) {
 }
 
 RunLock::RunLock(const std::string& folder) : path_(folder + "/.run-lock") {
-  for (;;) {
+  for (int tries = 0;; ++tries) {
     std::error_code error;
     made_ |= std::filesystem::create_directories(folder, error);
     if (error) fail("cannot make the folder ", folder, ": ", error.message());
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd_ < 0 && errno == ENOENT) continue;  // who held it has removed the folder meanwhile
+    // Who held it has removed the folder meanwhile; or the name is a link to nowhere.
+    if (fd_ < 0 && errno == ENOENT && tries < 10) continue;
     if (fd_ < 0) fail("cannot write into ", folder, ": ", std::strerror(errno));
     try {
       lock_for_process(fd_, folder);
