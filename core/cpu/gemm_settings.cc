@@ -139,6 +139,9 @@ Bf16Products resolve() {
   if (!read_rates(p.rates)) {
     p.rates = measure();
     keep_rates(p.rates);
+    // Of ranks that measure at the same time, the first to write decides for all runs to come: so
+    // for this one too, or it would differ from them in its bits.
+    read_rates(p.rates);
   }
   return p.choice =
              p.rates.native > p.rates.converted ? Bf16Products::kNative : Bf16Products::kConverted;
