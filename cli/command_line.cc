@@ -55,6 +55,13 @@ bool is_one_value(const CLI::Option& option) {
          option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast;
 }
 
+bool takes_words(const CLI::App& app) {
+  const auto options = app.get_options();
+  return app.get_prefix_command() || app.get_allow_extras() ||
+         std::any_of(options.begin(), options.end(),
+                     [](const CLI::Option* o) { return o->get_positional(); });
+}
+
 std::string in_one_line(std::string text) {
   while (text.ends_with('\n')) text.pop_back();
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -67,6 +74,11 @@ void parse(CLI::App& app, int argc, char** argv) {
   signal(SIGXFSZ, SIG_IGN);
   if (app.get_name().empty()) app.name(std::filesystem::path(argv[0]).filename().string());
   const std::vector<Word> words = words_of(app, argc, argv);
+  // CLI11 looks for its place in groups of options for ever.
+  if (!takes_words(app))
+    for (const Word& word : words)
+      if (!word.option && word.text.empty())
+        throw CLI::ParseError("an empty argument was not expected", CLI::ExitCodes::ExtrasError);
   std::vector<std::string> reversed;  // as CLI11 wants them
   for (auto word = words.rbegin(); word != words.rend(); ++word) {
     const bool has_later =

@@ -58,6 +58,7 @@ class Mistakes : public testing::Test {
 TEST_F(Mistakes, Flags) {
   expect_refused({"--no_such_flag=1"}, {"--no_such_flag"});
   expect_refused({"stray"}, {"stray"});
+  expect_refused({""}, {"an empty argument"});
   expect_refused({"--layers=", "--heads=2"}, {"--layers"});
   expect_refused({"--layers=two"}, {"--layers", "two"});
   expect_refused({"--layers=-1"}, {"--layers", "-1"});
