@@ -49,8 +49,7 @@ int main(int argc, char** argv) {
       cli::need_output_file("--optimizer", optimizer);
       cli::need_different({}, {{"destination", destination}, {"--optimizer", optimizer}});
       for (const std::string& made : {destination, optimizer})
-        if (const std::string around = dist::checkpoint_around(made); !around.empty())
-          fail(made, " would lie in the checkpoint ", around, ", whose files are what they are");
+        dist::need_outside_of_checkpoints(made);
       convert = [&] {
         dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
         return concat(destination, ", from ", source);

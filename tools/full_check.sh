@@ -17,7 +17,7 @@ failed=0
 [ -n "$only" ] && [ -e "$report" ] || {
   echo "# Full check"
   echo
-  echo "$(git log -1 --format='%h %s'), $(date -u +%Y-%m-%d), $(nproc) cores, $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1)"
+  echo "$(git log -1 --format='%h %s' 2>/dev/null || echo 'no git here'), $(date -u +%Y-%m-%d), $(nproc) cores, $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1)"
   echo
   echo "| part | result | seconds |"
   echo "|---|---|---|"
@@ -168,7 +168,8 @@ part "50 kills, each resumed" kill_and_resume
 part "1000 random command lines" python3 tests/long/fuzz_flags.py bazel-bin/examples/big_model 1000
 part "AddressSanitizer and UBSan" cases --config=asan //...
 # What has threads. Left out: kernels, layers, optimizers, for libgomp is not instrumented, so OpenMP is off under
-# ThreadSanitizer and they have a single thread; memory_test, whose tag says why; the examples, for oneDNN's and Open MPI's libraries are not either.
+# ThreadSanitizer and they have a single thread; memory_test, whose tag says why; the examples, for oneDNN's and Open MPI's
+# libraries are not either.
 part "ThreadSanitizer: engine, loader, process groups, sharding, launcher" \
   cases --config=tsan -- //tests/autograd:engine_test //tests/data/... //tests/distributed/... //tests/launcher/... \
   -//tests/distributed:memory_test

@@ -259,6 +259,11 @@ std::string checkpoint_around(const std::string& path) {
   return "";
 }
 
+void need_outside_of_checkpoints(const std::string& path) {
+  if (const std::string around = checkpoint_around(path); !around.empty())
+    fail(path, " would lie in the checkpoint ", around, ", whose files are what they are");
+}
+
 std::vector<int64_t> checkpoint_steps(const std::string& folder) {
   return translated([&]() -> std::vector<int64_t> {
     if (!fs::exists(folder)) return {};

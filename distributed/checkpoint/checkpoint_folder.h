@@ -59,6 +59,8 @@ std::optional<Checkpoint> latest_checkpoint(const std::string& folder,
                                             const Report& report = report_to_stderr);
 // The checkpoint whose folder holds this path, or would; empty: none does. Through links.
 std::string checkpoint_around(const std::string& path);
+// Error if a file of this path would lie in a checkpoint.
+void need_outside_of_checkpoints(const std::string& path);
 // Steps that have a folder, rising, whole or not.
 std::vector<int64_t> checkpoint_steps(const std::string& folder);
 // Removes all of them, for a run that is to start afresh; other files stay.

@@ -138,10 +138,7 @@ void to_full(const std::string& checkpoint, const std::string& model,
   std::vector<std::string> made = {model, model + ".index.json", options.optimizer};
   for (int i = 1; options.files > 1 && i <= options.files; ++i)
     made.push_back(numbered(model, i, options.files));
-  for (const std::string& path : made)
-    if (const std::string around = checkpoint_around(path); !around.empty())
-      fail("[to_full] ", path, " would lie in the checkpoint ", around,
-           ", whose files are what they are");
+  for (const std::string& path : made) need_outside_of_checkpoints(path);
   const Checkpoint sizes = open_checkpoint(checkpoint, Verify::kSizes);
   ShardReader reader(sizes.files.contains(kShardIndex) ? sizes : open_checkpoint(checkpoint));
   auto weights = entries_of(reader.index(), "model.");
@@ -162,9 +159,7 @@ void to_full(const std::string& checkpoint, const std::string& model,
 
 std::string to_sharded(const std::string& model, const std::string& optimizer,
                        const std::string& folder, int64_t step) {
-  if (const std::string around = checkpoint_around(folder + "/" + checkpoint_name(step));
-      !around.empty())
-    fail("[to_sharded] ", folder, " is the checkpoint ", around, ", or lies in it");
+  need_outside_of_checkpoints(folder + "/" + checkpoint_name(step));
   LocalState s;
   add_model(model, s);
   if (!optimizer.empty()) {

@@ -43,9 +43,11 @@ void check_model(const Options& o) {
 // What is written damages no checkpoint, and is not taken for text at the next start.
 void need_place(const std::string& flag, const std::string& path, const Options& o) {
   if (path.empty()) return;
-  if (const std::string around = dist::checkpoint_around(path); !around.empty())
-    fail(flag, "=", path, " would lie in the checkpoint ", around,
-         ", whose files are what they are");
+  try {
+    dist::need_outside_of_checkpoints(path);
+  } catch (const Error& e) {
+    fail(flag, "=", e.what());
+  }
   const std::filesystem::path name = std::filesystem::path(path).filename();
   if (!o.checkpoint_dir.empty() && lies_in(path, o.checkpoint_dir) &&
       (name == ".run-lock" || name.string().starts_with("step-")))

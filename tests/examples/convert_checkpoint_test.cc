@@ -67,7 +67,7 @@ TEST_F(ConvertCheckpoint, ThereAndBack) {
   // Nor by the numbers of several files, nor a checkpoint in a checkpoint.
   fs::create_symlink(checkpoint + "/index.json", at("n-00001-of-00002.safetensors"));
   expect_refused({checkpoint, at("n.safetensors"), "--files=2"}, "in the checkpoint", 1);
-  expect_refused({kModel, checkpoint}, "is the checkpoint", 1);
+  expect_refused({kModel, checkpoint}, "would lie in the checkpoint", 1);
 }
 
 TEST_F(ConvertCheckpoint, Mistakes) {

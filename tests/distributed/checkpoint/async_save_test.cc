@@ -69,7 +69,7 @@ TEST_F(Checkpoints, C_003_C_017_AsynchronousErrorsComeBack) {
       s.step = 3;
       c.async_save(s);
       s.step = 4;
-      EXPECT_EQ(error_text([&] { c.save(s); }), "rank 1: no room on disk");
+      EXPECT_EQ(error_of([&] { c.save(s); }), "rank 1: no room on disk");
       fails = false;
       barrier();
       c.save(s);  // and it goes on

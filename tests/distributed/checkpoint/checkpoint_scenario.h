@@ -14,6 +14,7 @@
 #include "nn/nn.h"
 #include "optim/adamw.h"
 #include "tests/distributed/scenario.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 
@@ -33,14 +34,6 @@ class Checkpoints : public testing::Test {
   fs::path folder_;
 };
 
-inline std::string error_text(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 inline void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
   for (auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }

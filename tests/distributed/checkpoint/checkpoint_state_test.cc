@@ -91,7 +91,7 @@ TEST_F(Checkpoints, C_019_PartsThatAreMissingOrDoNotFit) {
   s.loader = &other;
   const data::LoaderState position = other.state_dict();
   Checkpointer c(folder(), nullptr, options);
-  expect_parts(error_text([&] { c.load_latest(s); }), {"12 samples", "13"});
+  expect_parts(error_of([&] { c.load_latest(s); }), {"12 samples", "13"});
   EXPECT_TRUE(r.everything(folder("b")) == before);
   EXPECT_EQ(s.step, 0);
   // The loader fits, the model does not.
@@ -100,7 +100,7 @@ TEST_F(Checkpoints, C_019_PartsThatAreMissingOrDoNotFit) {
   const data::LoaderState at = loader.state_dict();
   nn::Linear small(2, 2);
   TrainingState t{.model = ModelState(small, nullptr), .loader = &loader};
-  expect_parts(error_text([&] { c.load_latest(t); }), {"weight", "missing"});
+  expect_parts(error_of([&] { c.load_latest(t); }), {"weight", "missing"});
   EXPECT_EQ(loader.state_dict(), at);
   EXPECT_EQ(other.state_dict(), position);
   EXPECT_TRUE(lines.empty());
@@ -129,7 +129,7 @@ TEST_F(Checkpoints, C_005_T_34_AllNamesThatDoNotFitAtOnce) {
     const double before = r.loss(0, false);
     TrainingState s = r.state();
     Checkpointer c(folder(), default_group());
-    const std::string text = error_text([&] { c.load_latest(s); });
+    const std::string text = error_of([&] { c.load_latest(s); });
     expect_parts(text, {"tokens.weight", "output.weight", "[8, 16]", "[11, 16]",
                         "layers.2.norm1.weight", "layers.2.attention.in_proj_weight",
                         "state.tokens.weight.exp_avg", "state.layers.2.ffn.up.weight.group"});
@@ -190,7 +190,7 @@ TEST_F(Checkpoints, C_005_FullStateOnRankZeroAndByBroadcast) {
       other.set("stranger", zeros({2}));
     }
     const double before = r.loss(0, false);
-    expect_parts(error_text([&] { set_model_state_dict(model, other); }),
+    expect_parts(error_of([&] { set_model_state_dict(model, other); }),
                  {"norm.bias", "stranger", "missing", "unexpected"});
     EXPECT_EQ(r.loss(0, false), before);
     const nn::LoadResult result = set_model_state_dict(model, other, false);
@@ -359,7 +359,7 @@ TEST_F(Checkpoints, C_012_OptimizersOfDifferentParametersAreRefused) {
     optim::AdamW adam(named, {.lr = 0.1});
     TrainingState s = r.state();
     s.optimizer = &adam;
-    texts[size_t(rank)] = error_text([&] { Checkpointer(folder(), default_group()).save(s); });
+    texts[size_t(rank)] = error_of([&] { Checkpointer(folder(), default_group()).save(s); });
   });
   EXPECT_EQ(texts[0], texts[1]);
   expect_parts(texts[0], {"output.weight.group", "only on ranks 0"});
@@ -404,7 +404,7 @@ TEST_F(Checkpoints, C_013_OptimizersWithoutState) {
       sgd->step();
       // Another kind of optimizer, in other groups.
       s.optimizer = r.optimizer.get();
-      expect_parts(error_text([&] { c.load(folder() + step, s); }), {"group"});
+      expect_parts(error_of([&] { c.load(folder() + step, s); }), {"group"});
     });
 }
 

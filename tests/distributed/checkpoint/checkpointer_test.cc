@@ -118,7 +118,7 @@ TEST_F(Checkpoints, C_018_NarrowerDtypesOnRequest) {
   Gpt half({.layers = 2});
   half.to(kBFloat16);
   ModelState narrow(half, nullptr);
-  expect_parts(error_text([&] { load_state(reader, narrow, nullptr, {.allow_narrowing = false}); }),
+  expect_parts(error_of([&] { load_state(reader, narrow, nullptr, {.allow_narrowing = false}); }),
                {"tokens.weight", "dtype mismatch", "float32", "bfloat16"});
   load_state(reader, narrow, nullptr);
   EXPECT_EQ(to_raw(half.norm->weight, kFloat32).data<float>()[0], 1);
@@ -169,7 +169,7 @@ TEST_F(Checkpoints, T_33_TheLastWholeOneIsTakenAndThatIsSaid) {
     CheckpointerOptions quiet;
     quiet.report = [](const std::string&) {};
     Checkpointer c(folder(), default_group(), quiet);
-    expect_parts(error_text([&] { c.load_latest(s); }), {"none of the 3 checkpoints", folder()});
+    expect_parts(error_of([&] { c.load_latest(s); }), {"none of the 3 checkpoints", folder()});
     Checkpointer none(folder("other"), default_group());
     EXPECT_FALSE(none.load_latest(s));
   });
