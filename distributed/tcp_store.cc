@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <list>
 #include <thread>
+#include <utility>
 
 #include "distributed/store_token.h"
 
@@ -343,6 +345,7 @@ TcpStore::TcpStore(const TcpStoreOptions& options)
       port_(options.port),
       token_(options.token),
       answer_time_(options.answer_time),
+      quiet_time_(options.quiet_time),
       addresses_(resolve(options.host, options.port, "the store's host")) {
   set_timeout(options.timeout);
   if (options.serve) {
@@ -391,6 +394,7 @@ void TcpStore::leave(Milliseconds patience) {
 Socket TcpStore::connect(Clock::time_point deadline, bool again) {
   const auto start = Clock::now();
   auto pause = Milliseconds(2);
+  bool said = false;
   // Whose network will not come: a container without a loopback device.
   const bool is_local = std::ranges::all_of(addresses_, [](const SocketAddress& a) {
     return a.host().starts_with("127.") || a.host() == "::1";
@@ -408,13 +412,16 @@ Socket TcpStore::connect(Clock::time_point deadline, bool again) {
       why = ECONNRESET;
     }
     const bool is_hopeless = (again && why == ECONNREFUSED) || (is_local && why == ENETUNREACH);
-    if (Clock::now() + pause >= deadline || is_hopeless)
-      throw StoreUnreachable(
-          concat("[tcp_store] no store at ", name(), " after ",
-                 std::chrono::round<Milliseconds>(Clock::now() - start).count(), " ms (",
-                 std::strerror(why),
-                 "): rank 0 serves it; is it running, and is this the address that it has on this "
-                 "network?"));
+    const auto waited = std::chrono::round<Milliseconds>(Clock::now() - start);
+    const auto text = [&] {
+      return concat("[tcp_store] no store at ", name(), " after ", waited.count(), " ms (",
+                    std::strerror(why),
+                    "): rank 0 serves it; is it running, and is this the address that it has on "
+                    "this network?");
+    };
+    if (Clock::now() + pause >= deadline || is_hopeless) throw StoreUnreachable(text());
+    if (waited > quiet_time_ && !std::exchange(said, true))
+      std::fprintf(stderr, "%s Going on to try.\n", text().c_str());
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, Milliseconds(250));
   }

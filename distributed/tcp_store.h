@@ -50,6 +50,7 @@ struct TcpStoreOptions {
   Milliseconds timeout = kDefaultTimeout;               // for connecting, and of the store
   std::string token = {};                               // the same on all clients and the server
   Milliseconds answer_time = std::chrono::seconds(30);  // for a server that is slow, not gone
+  Milliseconds quiet_time = std::chrono::seconds(10);   // then who looks for it says so on stderr
 };
 
 class TcpStore : public Store {
@@ -88,7 +89,7 @@ class TcpStore : public Store {
   std::string host_;
   int port_;
   std::string token_;
-  Milliseconds answer_time_;
+  Milliseconds answer_time_, quiet_time_;
   std::unique_ptr<TcpStoreServer> server_;
   std::vector<SocketAddress> addresses_;
   SocketAddress server_address_;

@@ -191,7 +191,21 @@ Checkpoint read_step(const std::string& folder, int64_t step, bool checksums) {
   return c;
 }
 
+// The folder, or what is in it, that this process may not read; empty: nothing.
+std::string forbidden_in(const std::string& path) {
+  const auto is_forbidden = [](const std::string& p, int how) {
+    return ::faccessat(AT_FDCWD, p.c_str(), how, AT_EACCESS) != 0 && errno == EACCES;
+  };
+  if (is_forbidden(path, R_OK | X_OK)) return path;
+  if (!fs::is_directory(path)) return "";
+  for (const auto& entry : fs::directory_iterator(path))
+    if (is_forbidden(entry.path(), R_OK)) return entry.path();
+  return "";
+}
+
+// One that may not be read is, for all that is known.
 bool is_whole(const std::string& folder, int64_t step, bool checksums) {
+  if (!forbidden_in(folder + "/" + checkpoint_name(step)).empty()) return true;
   try {
     read_step(folder, step, checksums);
     return true;
@@ -240,6 +254,13 @@ Checkpoint open_checkpoint(const std::string& path, Verify verify) {
   });
 }
 
+void need_readable(const std::string& path) {
+  if (const std::string what = translated([&] { return forbidden_in(path); }); !what.empty())
+    fail("[checkpoint] ", what,
+         " may not be read by this user: give yourself the right to, or move ", path,
+         " away to go on without it");
+}
+
 std::string checkpoint_around(const std::string& path) {
   if (path.empty()) return "";
   std::string target = path;
@@ -276,6 +297,7 @@ std::vector<int64_t> checkpoint_steps(const std::string& folder) {
 std::optional<Checkpoint> latest_checkpoint(const std::string& folder, const Report& report) {
   const std::vector<int64_t> steps = checkpoint_steps(folder);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    need_readable(folder + "/" + checkpoint_name(*step));
     try {
       return read_step(folder, *step, true);
     } catch (const Error& e) {
@@ -304,12 +326,19 @@ void need_own_files(const std::string& path) {
   }
 }
 
+void need_removable_checkpoints(const std::string& folder) {
+  translated([&] {
+    if (!fs::exists(folder)) return;
+    for (int64_t step : steps_in(folder)) need_own_files(folder + "/" + checkpoint_name(step));
+  });
+}
+
 void remove_checkpoints(const std::string& folder) {
   translated([&] {
     if (!fs::exists(folder)) return;
     const FolderLock lock(folder);
     recover(folder);
-    for (int64_t step : steps_in(folder)) need_own_files(folder + "/" + checkpoint_name(step));
+    need_removable_checkpoints(folder);
     for (int64_t step : steps_in(folder))
       remove_folder(folder, folder + "/" + checkpoint_name(step));
   });

@@ -52,9 +52,11 @@ enum class Verify { kSizes, kChecksums };
 // Reads and verifies the checkpoint in that folder, by its files' sizes or, which reads all of
 // them, by their checksums too. Error naming what is missing, cut short or changed.
 Checkpoint open_checkpoint(const std::string& path, Verify verify = Verify::kChecksums);
+// Error if this process may not read the checkpoint, which may well be whole.
+void need_readable(const std::string& path);
 // The whole checkpoint of the highest step. Those above it that are not whole are passed over, with
 // a line each that says why. None: the folder is not there or has no checkpoints. Error if it has
-// some and none is whole, for then to start afresh would be a surprise.
+// some and none is whole, for then to start afresh would be a surprise, or if one may not be read.
 std::optional<Checkpoint> latest_checkpoint(const std::string& folder,
                                             const Report& report = report_to_stderr);
 // The checkpoint whose folder holds this path, or would; empty: none does. Through links.
@@ -63,6 +65,8 @@ std::string checkpoint_around(const std::string& path);
 void need_outside_of_checkpoints(const std::string& path);
 // Steps that have a folder, rising, whole or not.
 std::vector<int64_t> checkpoint_steps(const std::string& folder);
+// Error if a folder that remove_checkpoints() would remove holds what is no part of a checkpoint.
+void need_removable_checkpoints(const std::string& folder);
 // Removes all of them, for a run that is to start afresh; other files stay.
 void remove_checkpoints(const std::string& folder);
 // "step-000123"

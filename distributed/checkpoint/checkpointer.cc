@@ -182,12 +182,20 @@ void Checkpointer::save_full(const TrainingState& state) {
 }
 
 void Checkpointer::load(const std::string& path, TrainingState& state, const LoadOptions& options) {
+  load(path, std::nullopt, state, options);
+}
+
+void Checkpointer::load(const std::string& path, std::optional<int64_t> step, TrainingState& state,
+                        const LoadOptions& options) {
   wait();
   const int rank = rank_in(group_), world = size_of_group(group_);
+  all_or_none(group_, [&] { need_readable(path); });
   std::unique_ptr<ShardReader> reader;
   all_or_none<DamagedCheckpoint>(group_, [&] {
     try {
       const Checkpoint c = open_checkpoint(path, Verify::kSizes);
+      // A folder that was renamed would be taken for the newest for ever.
+      if (step && c.step != *step) fail("[checkpoint] ", path, " holds step ", c.step);
       // Blocks of shards are verified as they are read; whole files by one rank for all.
       if (!c.files.contains(kShardIndex) && rank == 0) open_checkpoint(path);
       reader = std::make_unique<ShardReader>(c);
@@ -221,19 +229,6 @@ void Checkpointer::load(const std::string& path, TrainingState& state, const Loa
   if (state.loader && !rest.loader) say_anew("position in the data");
 }
 
-// A folder that was renamed would be taken for the newest for ever.
-void Checkpointer::need_step(const std::string& path, int64_t step) const {
-  all_or_none<DamagedCheckpoint>(group_, [&] {
-    if (rank_in(group_) != 0) return;
-    int64_t held = step;
-    try {
-      held = open_checkpoint(path, Verify::kSizes).step;
-    } catch (const Error&) {  // load() will say so
-    }
-    if (held != step) throw DamagedCheckpoint(concat("[checkpoint] ", path, " holds step ", held));
-  });
-}
-
 std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
                                                      const LoadOptions& options) {
   wait();
@@ -246,8 +241,7 @@ std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     const std::string path = folder_ + "/" + checkpoint_name(*step);
     try {
-      need_step(path, *step);
-      load(path, state, options);
+      load(path, *step, state, options);
       return path;
     } catch (const DamagedCheckpoint& e) {
       if (rank_in(group_) == 0)

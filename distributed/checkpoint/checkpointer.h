@@ -80,7 +80,7 @@ class Checkpointer {
 
   // The whole checkpoint of the highest step; others are passed over, each with a line in `report`.
   // Returns its folder; none: there is no checkpoint. Error if it does not fit (all names at once),
-  // or if there are checkpoints and none is whole.
+  // if there are checkpoints and none is whole, or if this process may not read one.
   std::optional<std::string> load_latest(TrainingState& state, const LoadOptions& options = {});
   // That one. DamagedCheckpoint if it is not whole. An Error of one that does not fit leaves all as
   // it was. A schedule or position in the data that the checkpoint lacks (see convert.h) begins
@@ -88,7 +88,9 @@ class Checkpointer {
   void load(const std::string& path, TrainingState& state, const LoadOptions& options = {});
 
  private:
-  void need_step(const std::string& path, int64_t step) const;
+  // Which must hold that step, where one is given.
+  void load(const std::string& path, std::optional<int64_t> step, TrainingState& state,
+            const LoadOptions& options);
   void start(const TrainingState& state, bool async);
   void save_full(const TrainingState& state);
 

@@ -1,6 +1,11 @@
 #include "examples/support/corpus.h"
 
+#include <fcntl.h>
+#include <pwd.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,15 +20,22 @@ using namespace sherd;
 namespace fs = std::filesystem;
 
 std::string cache_folder() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  const fs::path folder =
-      (cache && *cache ? fs::path(cache) : fs::path(home ? home : "/tmp") / ".cache") / "sherd";
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (const passwd* user = home && *home ? nullptr : getpwuid(getuid())) home = user->pw_dir;
+  fs::path folder;
+  if (cache && *cache == '/')
+    folder = fs::path(cache) / "sherd";
+  else if (home && *home)
+    folder = fs::path(home) / ".cache" / "sherd";
+  else
+    fail("no place for the cache: set XDG_CACHE_HOME to a folder");
   std::error_code error;
   fs::create_directories(folder, error);
+  if (!error && ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
+    error = std::error_code(errno, std::generic_category());
   if (error)
-    fail("cannot make the cache folder ", folder.string(), ": ", error.message(),
-         ". Set XDG_CACHE_HOME");
+    fail("cannot write into the cache folder ", folder.string(), ": ", error.message(),
+         ". Set XDG_CACHE_HOME to another");
   return folder.string();
 }
 

@@ -43,6 +43,33 @@ void need_same_model(const nlohmann::json& saved, const nlohmann::json& config) 
                               ": with these weights the model would compute something else"));
 }
 
+// Of a list of hundreds of misshapen parameters, the reason; empty: there is none.
+std::string other_sizes(const nlohmann::json& saved, const nlohmann::json& config) {
+  if (!saved.is_object()) return "";
+  std::string theirs, ours;
+  for (const char* key : {"layers", "dim", "ff_dim", "vocab_size"}) {
+    if (!saved.contains(key) || saved[key] == config[key]) continue;
+    theirs += concat(" --", key, "=", saved[key].dump());
+    ours += concat(" --", key, "=", config[key].dump());
+  }
+  return theirs.empty() ? "" : concat("the checkpoint is of", theirs, ", this run of", ours, ". ");
+}
+
+// What the run that saved it was given; null: it does not say.
+nlohmann::json config_in(const std::string& checkpoint) {
+  const nlohmann::json state = dist::open_checkpoint(checkpoint, dist::Verify::kSizes).state;
+  if (!state.is_object()) return {};
+  return state.value(nlohmann::json::json_pointer("/common/user"), nlohmann::json());
+}
+nlohmann::json newest_config(const std::string& folder) {
+  try {
+    const std::vector<int64_t> steps = dist::checkpoint_steps(folder);
+    if (!steps.empty()) return config_in(folder + "/" + dist::checkpoint_name(steps.back()));
+  } catch (const Error&) {  // then it has no say in why another could not be loaded
+  }
+  return {};
+}
+
 }  // namespace
 
 void all_or_usage_error(const std::function<void()>& f) {
@@ -70,7 +97,11 @@ RunFolder open_run_folder(Options& o) {
           " holds checkpoints: go on from them with --resume, or start afresh with --overwrite");
   });
   folder.is_to_be_emptied = folder.has_checkpoints && o.overwrite;
-  if (folder.is_to_be_emptied) folder.has_checkpoints = false;
+  if (!folder.is_to_be_emptied) return folder;
+  folder.has_checkpoints = false;
+  all_or_usage_error([&] {
+    if (dist::rank() == 0) dist::need_removable_checkpoints(o.checkpoint_dir);
+  });
   return folder;
 }
 
@@ -87,10 +118,11 @@ dist::CheckpointerOptions checkpointer_options(const Options& o) {
 }
 
 std::optional<std::string> resume(dist::Checkpointer& checkpointer, dist::TrainingState& state) {
+  const nlohmann::json config = state.user;
   try {
     return checkpointer.load_latest(state);
   } catch (const std::exception& e) {
-    std::string text = e.what();
+    std::string text = other_sizes(newest_config(checkpointer.folder()), config) + e.what();
     if (text.find("[DataLoader]") != std::string::npos)
       text +=
           ". --data, --val_data, --seq_len, --pack_documents and the tokenizer make the data: give "
@@ -101,18 +133,15 @@ std::optional<std::string> resume(dist::Checkpointer& checkpointer, dist::Traini
 
 void load_initial_weights(const std::string& path, dist::ModelState& model,
                           const nlohmann::json& config) {
+  nlohmann::json saved;
   all_or_usage_error([&] {
-    if (!fs::is_directory(path)) return;
-    const auto checkpoint = dist::open_checkpoint(path, dist::Verify::kSizes);
-    if (checkpoint.state.is_object())
-      need_same_model(
-          checkpoint.state.value(nlohmann::json::json_pointer("/common/user"), nlohmann::json()),
-          config);
+    if (fs::is_directory(path)) saved = config_in(path);
+    need_same_model(saved, config);
   });
   try {
     dist::load_weights_from(path, model);
   } catch (const Error& e) {
-    throw UsageError(e.what());
+    throw UsageError(other_sizes(saved, config) + e.what());
   }
 }
 

@@ -10,8 +10,10 @@
 #include <thread>
 
 #include "core/context.h"
+#include "distributed/exchange_texts.h"
 #include "distributed/job_environment.h"
 #include "distributed/socket.h"
+#include "distributed/tcp_store.h"
 #include "tests/distributed/spawn.h"
 #include "tests/errors.h"
 
@@ -239,6 +241,36 @@ TEST(Init, S_010_RanksThatDoNotComeAreNamed) {
   EXPECT_LT(Clock::now() - start, milliseconds(5000));
   EXPECT_HAS(errors[0], "rank 0 of 4 waited 300 ms");
   EXPECT_HAS(errors[1], "missing are ranks 1, 2");
+}
+
+// A line each, long before the deadline.
+TEST(Init, WhoWaitsForOthersSaysSo) {
+  MemoryStore store;
+  store.set("place/0", "");
+  const auto wait = [&](int rank) {
+    await_all(store, "place",
+              {.op = "test",
+               .ranks = {0, 2, 4, 6},
+               .rank = rank,
+               .timeout = milliseconds(200),
+               .quiet_time = milliseconds(100)});
+  };
+  testing::internal::CaptureStderr();
+  EXPECT_HAS(error_of([&] { wait(0); }), "waited 200 ms");
+  const std::string first = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(first,
+            "[test] rank 0 of 4 waited 100 ms for the others to come: missing are ranks 2, 4, 6 so "
+            "far; the timeout is 0 s\n");
+  testing::internal::CaptureStderr();
+  EXPECT_HAS(error_of([&] { wait(1); }), "missing are ranks 4, 6");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "the first rank speaks for all";
+
+  testing::internal::CaptureStderr();
+  const std::string e = error_of([&] {
+    TcpStore({.port = 1, .timeout = milliseconds(300), .quiet_time = milliseconds(100)});
+  });
+  EXPECT_HAS(testing::internal::GetCapturedStderr(), "rank 0 serves it; is it running");
+  EXPECT_HAS(e, "no store at tcp://127.0.0.1:1");
 }
 
 TEST(Init, SameRankTwiceAndOtherWorldSizes) {

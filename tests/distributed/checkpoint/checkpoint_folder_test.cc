@@ -343,6 +343,39 @@ TEST_F(CheckpointFolder, DamageIsNamedAndTheLastWholeOneIsTaken) {
   }
 }
 
+// It may be whole, so it is neither passed over nor replaced.
+TEST_F(CheckpointFolder, OneThatMayNotBeRead) {
+  save(1, 1);
+  save(2, 2);
+  for (const char* name : {"state.json", "model.safetensors", ""}) {
+    const std::string path = step_path(2) + (*name ? "/" : "") + name;
+    fs::permissions(path, fs::perms::none);
+    if (geteuid() == 0) fs::permissions(run(), fs::perms::all);
+    const bool is_root = geteuid() == 0 && seteuid(65534) == 0;  // whom no permissions bind
+    Lines lines;
+    const std::string read = error_of(
+        [&] { latest_checkpoint(run(), [&](const std::string& l) { lines.push_back(l); }); });
+    const std::string written = error_of([&] { save(2, 2.5); });
+    if (is_root) {
+      ASSERT_EQ(seteuid(0), 0);
+    }
+    EXPECT_HAS(read, path + " may not be read by this user");
+    EXPECT_TRUE(lines.empty());
+    EXPECT_HAS(written, "is there already");
+    fs::permissions(path, fs::perms::owner_all);
+    EXPECT_EQ(latest_value(), 2);
+  }
+}
+
+TEST_F(CheckpointFolder, ForeignFilesAreNotRemoved) {
+  save(1, 1);
+  need_removable_checkpoints(run());
+  put(step_path(1) + "/notes.txt", "mine");
+  for (const auto& remove : {need_removable_checkpoints, remove_checkpoints})
+    EXPECT_HAS(error_of([&] { remove(run()); }), "notes.txt");
+  EXPECT_TRUE(fs::exists(step_path(1) + "/notes.txt"));
+}
+
 TEST_F(CheckpointFolder, NoneIsWhole) {
   save(1, 1);
   save(2, 2);
