@@ -196,8 +196,9 @@ std::string forbidden_in(const std::string& path) {
   const auto is_forbidden = [](const std::string& p, int how) {
     return ::faccessat(AT_FDCWD, p.c_str(), how, AT_EACCESS) != 0 && errno == EACCES;
   };
-  if (is_forbidden(path, R_OK | X_OK)) return path;
-  if (!fs::is_directory(path)) return "";
+  const bool is_folder = fs::is_directory(path);
+  if (is_forbidden(path, is_folder ? R_OK | X_OK : R_OK)) return path;
+  if (!is_folder) return "";
   for (const auto& entry : fs::directory_iterator(path))
     if (is_forbidden(entry.path(), R_OK)) return entry.path();
   return "";

@@ -267,6 +267,13 @@ TEST_F(Mistakes, OutputsAmongWhatIsThere) {
   std::ofstream(theirs) << "precious";
   expect_refused(saves + Flags{"--overwrite"}, {theirs, "another program's"});
   EXPECT_EQ(dist::read_file(theirs), "precious");
+  // So does what somebody keeps in a checkpoint, and the log of the run that was not overwritten.
+  fs::remove(theirs);
+  std::ofstream(step + "/notes") << "mine";
+  const std::string log = folder_ + "/log";
+  write_file(log, "{\"step\": 1}\n");
+  expect_refused(saves + Flags{"--overwrite", "--log_jsonl=" + log}, {"notes", "move it"});
+  EXPECT_EQ(dist::read_file(log), "{\"step\": 1}\n");
   // Among texts: it would be read as text next time, or replace one.
   fs::create_directory(folder_ + "/texts");
   std::ofstream(folder_ + "/texts/a.txt") << "some text";

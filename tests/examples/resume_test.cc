@@ -426,7 +426,7 @@ TEST_F(Resume, OfAnotherShape) {
   EXPECT_EQ(r.exit_code, 2);
   EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
   for (const char* text :
-       {"of --layers=2 --dim=24, this run of --layers=4 --dim=32. ", "embedding.weight",
+       {"of --layers=3 --dim=24, this run of --layers=4 --dim=32. ", "embedding.weight",
         "[101, 24]", "[101, 32]", "layers.0.ffn.0.weight", "output_head.weight",
         "layers.3.attention.in_proj_bias", "layers.3.ffn.2.bias"})
     EXPECT_NE(r.err.find(text), std::string::npos) << text << "\n" << r.err;
