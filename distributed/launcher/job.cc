@@ -162,6 +162,10 @@ void Job::step() {
   if (fds[0].revents != 0) take_signals();
   if (fds[2].revents != 0 && hooks_.is_over() && phase_ < Phase::kStopping) stop_ranks();
   if (output_.is_broken(1) && phase_ < Phase::kStopping) interrupt(SIGPIPE);  // as in `job | head`
+  // A full disk does not end the job.
+  if (const int reason = output_.lost(1); reason && !std::exchange(has_lost_output_, true))
+    say(concat("sherdrun: warning: stdout cannot be written: ", strerror(reason),
+               "; the job goes on, and what it says meanwhile is lost"));
   keep_time();
 }
 

@@ -124,8 +124,8 @@ class Job {
 
   std::vector<Rank> ranks_;  // by local rank
   OutputQueue output_;
-  bool redraws_ = false;       // rank 0 may have left half a line on the terminal
-  bool has_lost_log_ = false;  // which was said
+  bool redraws_ = false;  // rank 0 may have left half a line on the terminal
+  bool has_lost_log_ = false, has_lost_output_ = false;  // which was said
   bool is_half_line_ = false;  // what was passed on to stderr as it came does not end a line
 
   Phase phase_ = Phase::kRunning;

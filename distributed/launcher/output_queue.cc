@@ -24,7 +24,13 @@ void OutputQueue::write_some() {
   const ssize_t n =
       write(piece.fd, piece.text.data() + piece.written, std::min<size_t>(left, PIPE_BUF));
   if (n < 0) {
-    if (errno != EINTR && errno != EAGAIN) drop(piece.fd);
+    if (errno == EPIPE) {
+      drop(piece.fd);
+    } else if (errno != EINTR && errno != EAGAIN) {
+      lost_[piece.fd] = errno;
+      bytes_ -= left;
+      pieces_.pop_front();
+    }
     return;
   }
   piece.written += static_cast<size_t>(n);

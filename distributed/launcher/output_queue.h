@@ -19,9 +19,10 @@ class OutputQueue {
   size_t bytes() const { return bytes_; }
 
   // At most what a pipe that polled as writable takes without blocking. Text for an fd whose reader
-  // has gone is dropped, then and later.
+  // has gone is dropped, then and later; what cannot be written otherwise (a full disk) is lost.
   void write_some();
   bool is_broken(int fd) const { return broken_[fd]; }
+  int lost(int fd) const { return lost_[fd]; }  // errno of the last text that was; 0: none
   void clear();
 
  private:
@@ -35,6 +36,7 @@ class OutputQueue {
   std::deque<Piece> pieces_;
   size_t bytes_ = 0;
   bool broken_[3] = {false, false, false};
+  int lost_[3] = {0, 0, 0};
 };
 
 }  // namespace sherd::dist

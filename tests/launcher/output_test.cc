@@ -116,6 +116,17 @@ TEST(Output, AReaderWhoLeavesEndsTheJob) {
   EXPECT_LT(r.seconds, 10);
 }
 
+TEST(Output, AFullDiskDoesNotEndTheJob) {
+  const Result r = run(
+      {"/bin/sh", "-c",
+       std::string(kSherdrun) +
+           " --nproc_per_node=2 sh -c 'echo one; sleep 0.5; echo two; echo end >&2' >/dev/full"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(count(r.err, "stdout cannot be written: No space left on device; the job goes on"), 1)
+      << r.err;
+  EXPECT_EQ(count(r.err, "end\n"), 2) << r.err;
+}
+
 TEST(Output, AReaderWhoDoesNotReadHoldsUpNoSignal) {
   // The reader ignores its pipe until the launcher is gone.
   const std::string folder = new_folder();
