@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "cli/kept_tokenizer.h"
 #include "distributed/agree.h"
 #include "examples/support/corpus.h"
 #include "examples/support/evaluate.h"
@@ -238,7 +239,7 @@ void Training::save_checkpoint() {
     if (folder_.lock) folder_.lock->need_held();
   });
   if (!std::exchange(tokenizer_is_kept_, true))
-    keep_tokenizer_at(tokenizer_of_run(o_.checkpoint_dir));
+    keep_tokenizer_at(cli::tokenizer_of_run(o_.checkpoint_dir));
   o_.async_save ? checkpointer_->async_save(state()) : checkpointer_->save(state());
 }
 
@@ -302,7 +303,7 @@ void Training::run() {
     need_finite_weights();
     dist::ModelState model = state().model;
     dist::save_weights(o_.save_weights, model);
-    keep_tokenizer_at(tokenizer_of_weights(o_.save_weights));
+    keep_tokenizer_at(cli::tokenizer_of_weights(o_.save_weights));
   }
   sample();
   std::string where;

@@ -4,12 +4,15 @@
 //     convert_checkpoint run/step-000100 model.safetensors --files=4     # and an index of the four
 //     convert_checkpoint run model.safetensors                           # of run's last checkpoint
 //     convert_checkpoint model.safetensors run --step=100                # a folder to resume from
+//
+// The tokenizer goes with the weights.
 #include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <string>
 
 #include "cli/command_line.h"
+#include "cli/kept_tokenizer.h"
 #include "cli/paths.h"
 #include "core/error.h"
 #include "distributed/checkpoint/checkpoint_folder.h"
@@ -51,7 +54,10 @@ int main(int argc, char** argv) {
       for (const std::string& made : {destination, optimizer})
         dist::need_outside_of_checkpoints(made);
       convert = [&] {
+        const std::string place = cli::tokenizer_of_weights(destination);
+        const auto tokenizer = cli::tokenizer_to_carry(source, place);
         dist::to_full(source, destination, {.optimizer = optimizer, .files = files});
+        if (tokenizer) tokenizer->save(place);
         return concat(destination, ", from ", source);
       };
     } else {
@@ -59,7 +65,13 @@ int main(int argc, char** argv) {
         fail("--files is of .safetensors files that are written: a checkpoint's folder is made");
       cli::need_input("--optimizer", optimizer);
       cli::need_folder("destination", destination);
-      convert = [&] { return dist::to_sharded(source, optimizer, destination, step); };
+      convert = [&] {
+        const std::string place = cli::tokenizer_of_run(destination);
+        const auto tokenizer = cli::tokenizer_to_carry(source, place);
+        const std::string made = dist::to_sharded(source, optimizer, destination, step);
+        if (tokenizer) tokenizer->save(place);
+        return made;
+      };
     }
   } catch (const std::exception& e) {
     return cli::refuse(kProgram, e.what());

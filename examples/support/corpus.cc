@@ -11,7 +11,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "core/atomic_file.h"
+#include "cli/kept_tokenizer.h"
 #include "distributed/checkpoint/checkpoint_folder.h"
 
 namespace examples {
@@ -37,13 +37,6 @@ std::string cache_folder() {
     fail("cannot write into the cache folder ", folder.string(), ": ", error.message(),
          ". Set XDG_CACHE_HOME to another");
   return folder.string();
-}
-
-std::string tokenizer_of_run(const std::string& folder) {
-  return fs::path(folder) / "tokenizer.model";
-}
-std::string tokenizer_of_weights(const std::string& file) {
-  return fs::path(target_of(file)).replace_extension("tokenizer.model");
 }
 
 namespace {
@@ -150,20 +143,6 @@ Source of_text(const Options& o, const std::string& text, const data::Tokenizer&
   return packed(o, std::move(documents));
 }
 
-// That of the weights which the run begins with, in their folder or, of a step, in its run's;
-// empty: none was kept.
-std::string kept_tokenizer(const std::string& weights) {
-  if (weights.empty()) return "";
-  std::vector<std::string> places = {fs::is_directory(weights) ? tokenizer_of_run(weights)
-                                                               : tokenizer_of_weights(weights)};
-  if (const std::string step = dist::checkpoint_around(weights + "/state.json"); !step.empty())
-    places.push_back(tokenizer_of_run(fs::path(step).parent_path()));
-  std::error_code error;
-  for (const std::string& path : places)
-    if (fs::is_regular_file(path, error)) return path;
-  return "";
-}
-
 std::shared_ptr<data::Tokenizer> load_kept(const std::string& path, const Options& o) {
   std::shared_ptr<data::Tokenizer> tokenizer = data::Tokenizer::load(path);
   if (o.tokenizer == "bytes" && tokenizer->name() != "bytes")
@@ -200,7 +179,7 @@ Corpus load_corpus(const Options& o) {
     if (!o.val_data.empty()) trained = text, held_out = {};
     const bool goes_on = o.resume && !dist::checkpoint_steps(o.checkpoint_dir).empty();
     const std::string& weights = goes_on ? o.checkpoint_dir : o.init_from;
-    const std::string kept = kept_tokenizer(weights);
+    const std::string kept = cli::kept_tokenizer(weights);
     if (!kept.empty()) {
       c.tokenizer = load_kept(kept, o);
     } else if (o.tokenizer == "bytes") {

@@ -20,13 +20,8 @@ struct Corpus {
 // rank 0 first, so that the others find the cache. Errors are one line.
 Corpus load_corpus(const Options& options);
 
-// Where the tokenizer of weights lies, for with another one they would be worth nothing: beside the
-// checkpoints of a run's folder, and beside a file of weights, as w.tokenizer.model. From there
-// load_corpus() takes it for --init_from and --resume.
-std::string tokenizer_of_run(const std::string& folder);
-std::string tokenizer_of_weights(const std::string& file);
-
-// Puts it there; removes one of earlier weights if this corpus has none.
+// Puts its tokenizer there (see cli/kept_tokenizer.h), from where load_corpus() takes it for
+// --init_from and --resume; removes one of earlier weights if this corpus has none.
 void keep_tokenizer(const Corpus& corpus, const std::string& path);
 
 // Where a user's caches go: $XDG_CACHE_HOME/sherd or ~/.cache/sherd; made if need be.

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cli/command_line.h"
+#include "cli/kept_tokenizer.h"
 #include "cli/paths.h"
 #include "core/error.h"
 #include "data/tokenizer.h"
@@ -84,15 +85,13 @@ void check_paths(Options& o) {
   std::vector<NamedPath> files = outputs;
   const auto add_tokenizer = [&](const std::string& whose, const std::string& path) {
     need_output_file(whose, path);
-    if (std::filesystem::exists(path) && !data::Tokenizer::is_saved_at(path))
-      fail(path, ", where the tokenizer of ", whose,
-           " would lie, is another program's: move it, or take another folder");
+    cli::need_tokenizer_place(whose, path);
     files.push_back({"the tokenizer of " + whose, path});
   };
   if (!o.save_weights.empty())
-    add_tokenizer("--save_weights", tokenizer_of_weights(o.save_weights));
+    add_tokenizer("--save_weights", cli::tokenizer_of_weights(o.save_weights));
   if (o.save_interval > 0 && std::filesystem::is_directory(o.checkpoint_dir))
-    add_tokenizer("--checkpoint_dir", tokenizer_of_run(o.checkpoint_dir));
+    add_tokenizer("--checkpoint_dir", cli::tokenizer_of_run(o.checkpoint_dir));
   need_different(inputs, files);
   for (auto& [flag, path] : outputs) need_place(flag, path, o);
   need_place("--checkpoint_dir", o.checkpoint_dir.empty() ? "" : o.checkpoint_dir + "/state.json",

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "data/tokenizer.h"
 #include "tests/launcher/program.h"
 
 namespace examples {
@@ -68,6 +69,32 @@ TEST_F(ConvertCheckpoint, ThereAndBack) {
   fs::create_symlink(checkpoint + "/index.json", at("n-00001-of-00002.safetensors"));
   expect_refused({checkpoint, at("n.safetensors"), "--files=2"}, "in the checkpoint", 1);
   expect_refused({kModel, checkpoint}, "would lie in the checkpoint", 1);
+}
+
+// With another one the weights would be worth nothing.
+TEST_F(ConvertCheckpoint, TheTokenizerGoesAlong) {
+  using sherd::dist::read_file;
+  sherd::data::ByteTokenizer().save(at("w.tokenizer.model"));
+  const std::string tokenizer = read_file(at("w.tokenizer.model"));
+  fs::copy(kModel, at("w.safetensors"));
+  ASSERT_EQ(convert({at("w.safetensors"), at("run"), "--step=3"}).exit_code, 0);
+  EXPECT_EQ(read_file(at("run/tokenizer.model")), tokenizer);
+  for (const std::string& source : {at("run"), at("run/step-000003")}) {
+    fs::remove(at("v.tokenizer.model"));
+    ASSERT_EQ(convert({source, at("v.safetensors")}).exit_code, 0);
+    EXPECT_EQ(read_file(at("v.tokenizer.model")), tokenizer);
+  }
+  ASSERT_EQ(convert({at("run"), at("cut.safetensors"), "--files=2"}).exit_code, 0);
+  ASSERT_EQ(convert({at("cut.safetensors.index.json"), at("again"), "--step=1"}).exit_code, 0);
+  EXPECT_EQ(read_file(at("again/tokenizer.model")), tokenizer);
+  // One of other weights, or of nobody's, is not taken for theirs, nor lost.
+  const std::string before = read_file(at("v.safetensors"));
+  expect_refused({kModel, at("run"), "--step=4"}, "is of other weights", 1);
+  EXPECT_FALSE(fs::exists(at("run/step-000004")));
+  std::ofstream(at("v.tokenizer.model")) << "precious";
+  expect_refused({at("run"), at("v.safetensors")}, "another program's", 1);
+  EXPECT_EQ(read_file(at("v.tokenizer.model")), "precious");
+  EXPECT_EQ(read_file(at("v.safetensors")), before);
 }
 
 TEST_F(ConvertCheckpoint, Mistakes) {
