@@ -3,8 +3,8 @@
 //     #include "sherd.h"
 //     using namespace sherd;
 //
-// Checkpoints have a header of their own, distributed/checkpoint/checkpointer.h, since it brings
-// JSON along.
+// Folders of checkpoints have a header of their own, distributed/checkpoint/checkpointer.h, since
+// it brings JSON along.
 #pragma once
 #include "autograd/checkpoint.h"
 #include "autograd/engine.h"
@@ -25,6 +25,7 @@
 #include "data/text.h"
 #include "data/token_dataset.h"
 #include "data/tokenizer.h"
+#include "distributed/checkpoint/full_state.h"
 #include "distributed/ddp.h"
 #include "distributed/device_mesh.h"
 #include "distributed/distributed.h"

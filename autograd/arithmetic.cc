@@ -1,5 +1,9 @@
 #include "core/ops/arithmetic.h"
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
 #include "autograd/pointwise.h"
 
 namespace sherd {
@@ -19,6 +23,11 @@ Tensor minimum(const Tensor& a, const Tensor& b) { return call(Minimum{}, a, b);
 Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) { return call(Where{}, c, a, b); }
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   if (mask.dtype() != kBool) fail("[masked_fill] the mask must be bool, got ", mask.dtype());
+  if (!is_float(x.dtype()) && x.dtype() != kBool) {  // in whole numbers: 2^24 + 1 stays what it is
+    if (!(value >= -0x1p63 && value < 0x1p63))
+      fail("[masked_fill] ", value, " is no value of ", x.dtype());
+    return where(mask, Tensor(int64_t(value)), x).to(x.dtype());
+  }
   return where(mask, Tensor(value), x).to(x.dtype());
 }
 Tensor neg(const Tensor& x) {
@@ -26,7 +35,23 @@ Tensor neg(const Tensor& x) {
   return call(Neg{}, x);
 }
 Tensor abs(const Tensor& x) { return call(Abs{}, x); }
-Tensor clamp(const Tensor& x, double min, double max) { return call(Clamp{min, max}, x); }
+Tensor clamp(const Tensor& x, double min, double max) {
+  if (is_float(x.dtype()) || x.dtype() == kBool) return call(Clamp{min, max}, x);
+  const auto is_whole = [](double v) { return std::isinf(v) || v == std::floor(v); };
+  if (!is_whole(min) || !is_whole(max)) return call(Clamp{min, max}, x.to(kFloat32));
+  // In whole numbers; a bound that no value of the dtype reaches is none.
+  const auto [least, most] = x.dtype() == kUInt8   ? std::pair(0.0, 255.0)
+                             : x.dtype() == kInt32 ? std::pair(-0x1p31, 0x1p31 - 1)
+                                                   : std::pair(-0x1p63, 0x1p63);
+  const auto bound = [least, most](double v) {
+    v = std::clamp(v, least, most);
+    return Tensor(v == 0x1p63 ? INT64_MAX : int64_t(v));
+  };
+  Tensor y = x;
+  if (min > least) y = maximum(y, bound(min));
+  if (max < most) y = minimum(y, bound(max));
+  return y.is_same(x) ? x.clone() : y;
+}
 
 Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
 Tensor operator-(const Tensor& a, const Tensor& b) {
@@ -49,6 +74,10 @@ Tensor operator|(const Tensor& a, const Tensor& b) { return call(Or{}, a, b); }
 // ---- in place
 namespace autograd {
 void check_in_place(const char* op, const Tensor& x, bool gives_history) {
+  if (x.device().is_meta() && x.is_leaf() && x.requires_grad())
+    fail("[", op,
+         "_] the parameter has no values yet, and what is written to it would be lost: call "
+         "materialize() on its module first");
   if (!grad_enabled() || !(x.requires_grad() || gives_history)) return;
   if (x.requires_grad() && x.is_leaf())
     fail("[", op,
@@ -103,21 +132,31 @@ Tensor Tensor::contiguous() const {
   return record<1>("contiguous", y, {this}, [](const Tensor& g, Needs) { return std::array{g}; });
 }
 
-Tensor& Tensor::copy_(const Tensor& from) {
-  autograd::check_in_place("copy", *this, from.requires_grad());
-  const Tensor before = *this;  // what was there gets a gradient of 0
-  copy_raw(*this, from);
-  bump_version();
-  record<2>("copy", *this, {&before, &from},
+static void copy_as(const char* name, Tensor& to, const Tensor& from) {
+  check_no_overlap(name, to, from);
+  autograd::check_in_place(name, to, from.requires_grad());
+  const Tensor before = to;  // what was there gets a gradient of 0
+  copy_raw(to, from);
+  to.bump_version();
+  record<2>(name, to, {&before, &from},
             [sizes = from.sizes(), dtype = from.dtype()](const Tensor& g, Needs needs) {
               std::array<Tensor, 2> r;
               if (needs[0]) r[0] = zeros(g.sizes(), g.dtype(), g.device());
               if (needs[1]) r[1] = sum_to(g, sizes).to(dtype);
               return r;
             });
+}
+Tensor& Tensor::copy_(const Tensor& from) {
+  copy_as("copy", *this, from);
   return *this;
 }
-Tensor& Tensor::fill_(double value) { return copy_(Tensor(value)); }
-Tensor& Tensor::zero_() { return fill_(0); }
+Tensor& Tensor::fill_(double value) {
+  copy_as("fill", *this, Tensor(value));
+  return *this;
+}
+Tensor& Tensor::zero_() {
+  copy_as("zero", *this, Tensor(0.0));
+  return *this;
+}
 
 }  // namespace sherd

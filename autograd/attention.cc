@@ -7,7 +7,7 @@
 #include "autograd/record.h"
 
 namespace sherd {
-using autograd::kOutput, autograd::Needs, autograd::record, autograd::Saved;
+using autograd::alias, autograd::kOutput, autograd::Needs, autograd::record, autograd::Saved;
 namespace {
 
 double scale_of(const Tensor& q, const AttentionArguments& a) {
@@ -123,11 +123,11 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key, cons
           AttentionArguments four_dims = a;
           four_dims.mask = options.mask;
           four_dims.scale = options.scale;
-          const Tensor out = scaled_dot_product_attention_composed(qv, kv, vv, four_dims);
+          const Tensor in[] = {alias(qv), alias(kv), alias(vv)};
+          const Tensor out = scaled_dot_product_attention_composed(in[0], in[1], in[2], four_dims);
           std::vector<Tensor> inputs;
-          const Tensor* all[] = {&qv, &kv, &vv};
           for (int i = 0; i < 3; ++i)
-            if (needs[i]) inputs.push_back(*all[i]);
+            if (needs[i]) inputs.push_back(in[i]);
           auto grads = grad({out}, inputs, {g}, {.create_graph = true});
           for (int i = 0, j = 0; i < 3; ++i)
             if (needs[i]) r[i] = grads[j++];
@@ -187,13 +187,14 @@ Tensor packed_self_attention(const Tensor& qkv, int64_t heads, const Tensor& mas
                      const Tensor xv = x.get();
                      mask.get();
                      if (grad_enabled()) {
-                       auto in = xv.reshape({b, t, 3, heads, d}).permute({2, 0, 3, 1, 4});
+                       const Tensor own = alias(xv);
+                       auto in = own.reshape({b, t, 3, heads, d}).permute({2, 0, 3, 1, 4});
                        AttentionArguments a{options.mask, 0, options.causal, options.scale};
                        const Tensor out = scaled_dot_product_attention_composed(
                                               in.select(0, 0), in.select(0, 1), in.select(0, 2), a)
                                               .transpose(1, 2)
                                               .reshape({b, t, c});
-                       return std::array{grad({out}, {xv}, {g}, {.create_graph = true})[0]};
+                       return std::array{grad({out}, {own}, {g}, {.create_graph = true})[0]};
                      }
                      Tensor dx = empty(xv.sizes(), xv.dtype(), xv.device());
                      if (dx.numel())

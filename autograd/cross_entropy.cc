@@ -1,11 +1,14 @@
 #include "core/cross_entropy.h"
 
+#include <atomic>
+#include <cstdio>
+
 #include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "autograd/record.h"
 
 namespace sherd {
-using autograd::Needs, autograd::record, autograd::Saved;
+using autograd::alias, autograd::Needs, autograd::record, autograd::Saved;
 namespace {
 
 void check(const Tensor& logits, const Tensor& targets, const CrossEntropyArguments& a) {
@@ -24,8 +27,10 @@ void check(const Tensor& logits, const Tensor& targets, const CrossEntropyArgume
   for (int i = 0; i < logits.dim(); ++i)
     if (probabilities || i != std::min(1, logits.dim() - 1)) expected.push(logits.size(i));
   if (logits.dim() == 0 || !(targets.sizes() == expected))
-    fail("[cross_entropy] logits ", logits.sizes(), " need targets ", expected, ", got ",
-         targets.sizes());
+    fail("[cross_entropy] logits ", logits.sizes(), " need targets ", expected,
+         probabilities ? ", for floating point ones are probabilities (class indices are int64)"
+                       : "",
+         ", got ", targets.dtype(), " ", targets.sizes());
   const int64_t v = logits.size(logits.dim() == 1 ? 0 : 1);
   if (a.weight.defined() && !(a.weight.sizes() == Dims{v}))
     fail("[cross_entropy] weight must be [", v, "], one a class, got ", a.weight.sizes());
@@ -117,8 +122,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
         targets.get(), weight.get();  // unchanged since, or an error
         if (grad_enabled()) {
           CrossEntropyArguments rows = a;
-          const Tensor y = cross_entropy_composed(logits, t, rows);
-          return std::array{grad({y}, {logits}, {g.reshape(y.sizes())}, {.create_graph = true})[0]};
+          const Tensor own = alias(logits), y = cross_entropy_composed(own, t, rows);
+          return std::array{grad({y}, {own}, {g.reshape(y.sizes())}, {.create_graph = true})[0]};
         }
         Tensor dx = empty(logits.sizes(), logits.dtype(), logits.device());
         const Tensor divisor =
@@ -132,6 +137,12 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
 }
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  static std::atomic<bool> has_warned = false;
+  if (!(input.sizes() == target.sizes()) && !has_warned.exchange(true))
+    std::fprintf(stderr,
+                 "[mse_loss] warning: input %s and target %s differ in shape and are broadcast, "
+                 "which is seldom meant\n",
+                 to_string(input.sizes()).c_str(), to_string(target.sizes()).c_str());
   const Tensor d = input - target, squares = d * d;
   return reduction == Reduction::kNone  ? squares
          : reduction == Reduction::kSum ? sum(squares)

@@ -94,8 +94,8 @@ class Run {
 
 thread_local Run* current_run = nullptr;
 
-// Each may replace the gradient by one of the same shape and dtype.
-void run_hooks(const std::vector<TensorHook>& hooks, const char* of, Tensor& g) {
+// Each may replace the gradient by one of the same shape and dtype. A copy: hooks may add others.
+void run_hooks(const std::vector<TensorHook> hooks, const char* of, Tensor& g) {
   for (auto& hook : hooks) {
     Tensor r = hook(g);
     if (!r.defined()) continue;
@@ -324,7 +324,7 @@ void Run::count_down(AutogradMeta& m) {
   }
   if (m.sink) m.sink->complete(m);
   if (!m.sink)
-    for (auto& hook : m.post_hooks)
+    for (auto& hook : std::vector(m.post_hooks))
       if (m.grad.defined()) hook(m.grad);
 }
 
@@ -347,7 +347,7 @@ void Run::run_task(Task& task) {
     for (int k = 0; k < n.outputs(); ++k)
       if (g[k].defined()) run_hooks(h->output_hooks[k], n.op(), g[k]);
     if (task.needed)
-      for (auto& hook : h->before) hook(g);
+      for (auto& hook : std::vector(h->before)) hook(g);
   }
   for (int k = 0; k < n.outputs(); ++k)
     if (auto it = node_captures_.find({&n, k}); it != node_captures_.end())
@@ -363,7 +363,7 @@ void Run::run_task(Task& task) {
     n.backward(g, out);
     node = nullptr;
     if (const Node::Hooks* h = n.hooks_or_null())
-      for (auto& hook : h->after) hook(g, out);
+      for (auto& hook : std::vector(h->after)) hook(g, out);
   }
   g.clear();
   if (!retain_) n.release(), n.set_released();
@@ -418,8 +418,11 @@ void Run::execute() {
     }
     throw;
   }
-  for (auto& [leaf, places] : leaf_captures_)
+  for (auto& [leaf, places] : leaf_captures_) {
+    if (Tensor& g = captured[places[0]]; g.defined())
+      run_hooks(leaf->hooks, leaf->name.empty() ? "a leaf" : leaf->name.c_str(), g);
     for (int i : places) captured[i] = captured[places[0]];
+  }
   current_run = restore.before;
   std::exception_ptr error;  // every observer is told, whatever another one throws
   for (auto* o : taking_part) {

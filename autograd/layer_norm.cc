@@ -5,7 +5,7 @@
 #include "autograd/record.h"
 
 namespace sherd {
-using autograd::Needs, autograd::record, autograd::Saved;
+using autograd::alias, autograd::Needs, autograd::record, autograd::Saved;
 
 Tensor layer_norm_composed(const Tensor& x, const Dims& shape, const Tensor& weight,
                            const Tensor& bias, double eps) {
@@ -52,10 +52,11 @@ Tensor layer_norm(const Tensor& x, const Dims& shape, const Tensor& weight, cons
         std::array<Tensor, 3> r;
         const Tensor in[3] = {x.get(), weight.get(), bias.get()};
         if (grad_enabled()) {  // composed: can be differentiated again
-          const Tensor y = layer_norm_composed(in[0], shape, in[1], in[2], eps);
+          const Tensor own[3] = {alias(in[0]), alias(in[1]), alias(in[2])};
+          const Tensor y = layer_norm_composed(own[0], shape, own[1], own[2], eps);
           std::vector<Tensor> inputs;
           for (int i = 0; i < 3; ++i)
-            if (needs[i]) inputs.push_back(in[i]);
+            if (needs[i]) inputs.push_back(own[i]);
           auto grads = grad({y}, inputs, {g}, {.create_graph = true});
           for (int i = 0, k = 0; i < 3; ++i)
             if (needs[i]) r[i] = grads[k++];

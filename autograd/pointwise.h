@@ -83,7 +83,7 @@ Ref<Node> pointwise_node(const Op& op, bool in_place, const In&... in) {
         // What is changed is kept for the error that a use of it is; with its history it would
         // own the node.
         if (read >> (k + 1) & 1)
-          node->saved[k] = Saved(in_place && k == 0 ? t[k]->detach() : *t[k]);
+          node->saved[k] = Saved(in_place && t[k]->is_same(*t[0]) ? t[k]->detach() : *t[k]);
       node->reads_output = read >> (N + 1) & 1;
       return owner;
     }
@@ -121,6 +121,7 @@ Tensor& call_(const Op& op, Tensor& x, const In&... in) {  // x = op(x, in...)
   const Tensor* t[] = {&x, &in...};
   Plan p = plan(Op::name, t, condition_of<Op>, kinds_of<Op>, gives_bool<Op>);
   check_writable(Op::name, x, p, true);
+  (check_no_overlap(Op::name, x, in), ...);
   autograd::check_in_place(Op::name, x, (in.requires_grad() || ...));
   Ref<autograd::Node> node = autograd::pointwise_node(op, true, x, in...);
   evaluate(op, x, p.common, x, in...);

@@ -72,8 +72,16 @@ Tensor record(const char* op, Tensor y, const Tensor* const (&inputs)[N], F f) {
   std::array<Edge, N> e;
   bool any = false;
   for (int i = 0; i < N; ++i) e[i] = Edge(*inputs[i]), any = any || e[i];
-  if (any) set_history(y, Ref<Node>(new LambdaNode<F, N>(op, std::move(e), std::move(f))));
+  if (any && is_float(y.dtype()))  // integers stay constants
+    set_history(y, Ref<Node>(new LambdaNode<F, N>(op, std::move(e), std::move(f))));
   return y;
+}
+
+// x under a history of its own that leads to x's: a gradient taken for it goes no further, and is
+// apart from that of another alias of x. For backwards that are computed by a graph within.
+inline Tensor alias(const Tensor& x) {
+  if (!x.defined() || !x.requires_grad()) return x;
+  return record<1>("alias", x.detach(), {&x}, [](const Tensor& g, Needs) { return std::array{g}; });
 }
 
 // The same for any number of inputs and several outputs: f(gradients, needs), where gradients[k] is

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "autograd/ops.h"
@@ -12,6 +13,7 @@ namespace {
 Dims infer(const char* op, const Tensor& x, Dims sizes) {
   int unknown = -1;
   int64_t known = 1;
+  bool is_too_large = false;
   for (int i = 0; i < sizes.n; ++i) {
     if (sizes[i] == -1) {
       if (unknown >= 0) fail("[", op, "] only one size can be -1, got ", sizes);
@@ -19,10 +21,13 @@ Dims infer(const char* op, const Tensor& x, Dims sizes) {
     } else if (sizes[i] < 0) {
       fail("[", op, "] a size is negative: ", sizes);
     } else {
-      known *= sizes[i];
+      is_too_large |= __builtin_mul_overflow(known, sizes[i], &known);
     }
   }
-  const bool fits = unknown < 0 ? known == x.numel() : known > 0 && x.numel() % known == 0;
+  if (is_too_large && std::ranges::find(sizes, 0) != sizes.end()) known = 0, is_too_large = false;
+  const bool fits = is_too_large  ? false
+                    : unknown < 0 ? known == x.numel()
+                                  : known > 0 && x.numel() % known == 0;
   if (!fits)
     fail("[", op, "] shape ", x.sizes(), " (", x.numel(), " elements) cannot become ", sizes);
   if (unknown >= 0) sizes[unknown] = x.numel() / known;
@@ -147,6 +152,11 @@ Tensor Tensor::expand(const Dims& to) const {
     }
     st[i] = is_new || (mine == 1 && s[i] != 1) ? 0 : strides()[i - lead];
   }
+  int64_t elements = size_of(dtype());
+  bool is_too_large = false;
+  for (int64_t n : s) is_too_large |= __builtin_mul_overflow(elements, n, &elements);
+  if (is_too_large && std::ranges::find(s, 0) == s.end())
+    fail("[expand] shape ", s, " is too large: it has more than 2^63 bytes");
   return record_view("expand", *this, s, st, storage_offset(),
                      [from = sizes()](const Tensor& g) { return sum_to(g, from); });
 }
@@ -176,7 +186,7 @@ Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
   if (dim() == 0) fail("[narrow] a 0-d tensor has no dimension to narrow");
   const int k = wrap_dim("narrow", d, dim());
   if (start < 0) start += size(k);
-  if (start < 0 || length < 0 || start + length > size(k))
+  if (start < 0 || start > size(k) || length < 0 || length > size(k) - start)
     fail("[narrow] start ", start, " and length ", length, " leave dimension ", d, " of ", sizes());
   Dims s = sizes();
   s[k] = length;

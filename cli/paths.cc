@@ -122,6 +122,14 @@ void need_folder(const std::string& flag, const std::string& path) {
   attempt(flag, path, at / ".attempt");
 }
 
+void need_safetensors_name(const std::string& flag, const std::string& path) {
+  for (const char* ending : {".pt", ".pth", ".bin", ".pkl", ".ckpt"})
+    if (path.ends_with(ending))
+      fail(flag, "=", path,
+           ": weights are written as .safetensors, which torch reads with "
+           "safetensors.torch.load_file: give a name that ends so");
+}
+
 void need_different(const std::vector<NamedPath>& inputs, const std::vector<NamedPath>& outputs) {
   const auto check = [](const NamedPath& a, const NamedPath& b) {
     if (!a.path.empty() && !b.path.empty() && is_same_file(a.path, b.path))

@@ -21,6 +21,8 @@ void need_input(const std::string& flag, const std::string& path);  // a regular
 void need_output_file(const std::string& flag, const std::string& path);  // put there by renaming
 void need_log(const std::string& flag, const std::string& path);          // written where it is
 void need_folder(const std::string& flag, const std::string& path);       // in which to put files
+// Not one of PyTorch's pickles (.pt, .bin, ...), which torch.load would take the file for.
+void need_safetensors_name(const std::string& flag, const std::string& path);
 
 struct NamedPath {
   std::string flag, path;

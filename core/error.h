@@ -6,6 +6,7 @@
 // Arguments of fail() are strings, numbers, or anything with a `to_string` found by
 // argument-dependent lookup.
 #pragma once
+#include <charconv>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -15,7 +16,18 @@ namespace sherd {
 
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& text) : std::runtime_error(text), text_(text) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+  // Adds where it happened, " (in module 'layers.3.ffn')", unless that was said or ruled out ("").
+  void locate(const std::string& place) {
+    if (!is_located_) text_ += place;
+    is_located_ = true;
+  }
+  bool is_located() const { return is_located_; }
+
+ private:
+  std::string text_;
+  bool is_located_ = false;
 };
 
 // The arguments' texts, one after another.
@@ -28,6 +40,9 @@ std::string concat(const A&... a) {
       s += v ? "true" : "false";
     } else if constexpr (std::is_same_v<T, char>) {
       s += v;
+    } else if constexpr (std::is_floating_point_v<T>) {
+      char digits[32];  // as few as tell the number
+      s.append(digits, std::to_chars(digits, digits + sizeof digits, double(v)).ptr);
     } else if constexpr (std::is_arithmetic_v<T>) {
       s += std::to_string(v);
     } else if constexpr (std::is_convertible_v<T, std::string_view>) {

@@ -284,7 +284,16 @@ constexpr Lane<T> sqrt(Lane<T> x) {
 }
 template <class T>
 constexpr Lane<T> pow(Lane<T> x, Lane<T> y) {
-  return {T(std::pow(x.v, y.v))};
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+    // In the integers, modulo their range; 1 / x is 0 unless x is 1 or -1.
+    if (y.v < 0) return {T(x.v == 1 ? 1 : x.v == T(-1) ? (y.v % 2 ? -1 : 1) : 0)};
+    uint64_t result = 1, base = uint64_t(x.v);
+    for (uint64_t n = uint64_t(y.v); n; n >>= 1, base *= base)
+      if (n & 1) result *= base;
+    return {T(result)};
+  } else {
+    return {T(std::pow(x.v, y.v))};
+  }
 }
 template <class T>
 constexpr Lane<T> abs(Lane<T> x) {

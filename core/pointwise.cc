@@ -60,6 +60,32 @@ void check_writable(const char* op, const Tensor& out, const Plan& p, bool in_pl
       fail("[", op, "] cannot write to an expanded tensor: call contiguous() first");
 }
 
+namespace {
+// Elements lie in a range of memory without gaps and repetitions, in some order of dimensions.
+bool fills_a_range(const Tensor& x) {
+  bool used[kMaxDims] = {};
+  int64_t next = 1;
+  for (int i = 0; i < x.dim(); ++i) {
+    int d = 0;
+    while (d < x.dim() && (used[d] || (x.strides()[d] != next && x.size(d) != 1))) ++d;
+    if (d == x.dim()) return false;
+    used[d] = true;
+    next *= x.size(d);
+  }
+  return true;
+}
+}  // namespace
+
+void check_no_overlap(const char* op, const Tensor& out, const Tensor& in) {
+  if (out.storage().get() != in.storage().get() || out.numel() == 0 || in.numel() == 0) return;
+  const int64_t begin = out.storage_offset(), from = in.storage_offset();
+  if (begin == from && out.sizes() == in.sizes() && out.strides() == in.strides()) return;
+  if (!fills_a_range(out) || !fills_a_range(in)) return;
+  if (begin < from + in.numel() && from < begin + out.numel())
+    fail("[", op, "_] the input shares memory with the tensor that is written, ", in.sizes(),
+         " and ", out.sizes(), ", in another place or order: clone() it first");
+}
+
 void copy_raw(const Tensor& to, const Tensor& from) {
   const Tensor* in[] = {&from};
   Plan p = plan("copy", in, -1, kNumbers, false);

@@ -20,6 +20,10 @@ bool Tensor::is_contiguous() const {
 
 char* Tensor::bytes() const {
   TensorImpl& t = get();
+  if (!t.storage->data() && t.storage->bytes() > 0 && t.storage->device().is_meta()) [[unlikely]]
+    fail("a tensor of shape ", t.sizes,
+         " on the meta device has no values to read or write (a parameter has some from its first "
+         "use in a forward, or from materialize() on)");
   if (!t.storage->has_bytes()) [[unlikely]]
     fail("a tensor of shape ", t.sizes,
          " was used after its bytes were released (a sharded parameter outside of ",

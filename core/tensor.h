@@ -144,7 +144,9 @@ class Tensor {
   template <class T = double>
   T item() const {
     static_assert(std::is_arithmetic_v<T>);
-    if constexpr (std::is_integral_v<T>)
+    if constexpr (std::is_same_v<T, bool>)
+      return item_double() != 0;
+    else if constexpr (std::is_integral_v<T>)
       return T(item_int());
     else
       return T(item_double());

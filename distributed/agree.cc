@@ -4,6 +4,15 @@
 
 namespace sherd::dist {
 
+namespace {
+thread_local const char* current_call = nullptr;
+}
+
+CollectiveCall::CollectiveCall(const char* name) : before_(current_call) {
+  if (!current_call) current_call = name;
+}
+CollectiveCall::~CollectiveCall() { current_call = before_; }
+
 std::vector<int64_t> all_gather_number(const Group& group, int64_t mine,
                                        const CollectiveOptions& options) {
   const int w = size_of_group(group);
@@ -43,7 +52,9 @@ std::string error_of(const std::function<void()>& f) {
 RankError join_errors(const Group& group, const RankError& mine) {
   if (size_of_group(group) == 1) return mine;
   const Tensor worst = tensor<int32_t>({mine.text.empty() ? 0 : mine.special ? 2 : 1});
-  group->all_reduce(worst, ReduceOp::kMax, {.label = "did any rank fail?"}).wait();
+  const std::string label =
+      current_call ? concat(current_call, ", which all ranks must call") : "did any rank fail?";
+  group->all_reduce(worst, ReduceOp::kMax, {.label = label}).wait();
   RankError all{.special = worst.item<int32_t>() == 2};
   if (worst.item<int32_t>() == 0) return all;
   const std::vector<std::string> texts = all_gather_text(group, mine.text);

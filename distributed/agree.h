@@ -34,6 +34,19 @@ struct RankError {
 // special, if any is. One small collective where nobody failed.
 RankError join_errors(const Group& group, const RankError& mine);
 
+// While it lives, this rank is in that call, which all ranks have to make; the outermost one is
+// named where ranks turn out to be in different collectives.
+class CollectiveCall {
+ public:
+  explicit CollectiveCall(const char* name);
+  ~CollectiveCall();
+  CollectiveCall(const CollectiveCall&) = delete;
+  CollectiveCall& operator=(const CollectiveCall&) = delete;
+
+ private:
+  const char* before_;
+};
+
 // What f throws; empty: nothing.
 std::string error_of(const std::function<void()>& f);
 

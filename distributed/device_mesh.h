@@ -6,7 +6,7 @@
 //     mesh.get_local_rank("replicate");       // its place in the column: 0 or 1
 //     FullyShardedDataParallel fsdp(model, {.sharding_strategy = ShardingStrategy::kHybridShard,
 //                                           .device_mesh = mesh});
-//     fully_shard(head, {.device_mesh = mesh["shard"]});                    // one dimension of it
+//     fully_shard(head, {.mesh = mesh["shard"]});                           // one dimension of it
 //
 // A mesh is a value: copies share the groups.
 #pragma once

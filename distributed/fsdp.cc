@@ -135,6 +135,7 @@ void FsdpModule::for_each_full_parameter(
 }
 
 nn::StateDict FsdpModule::full_state_dict() {
+  const dist::CollectiveCall call("full_state_dict");
   nn::StateDict d;
   for_each_full_parameter(
       [&](const std::string& name, const Tensor& t) { d.set(name, t.clone()); });
@@ -150,6 +151,7 @@ nn::Module::NamedTensors FsdpModule::persistent_buffers() const {
 }
 
 nn::LoadResult FsdpModule::load_full_state_dict(const nn::StateDict& state, bool strict) {
+  const dist::CollectiveCall call("load_full_state_dict");
   runtime()->require_idle("loading");
   std::vector<nn::ExpectedTensor> expected, found;
   const std::vector<Part> mine = parts();
@@ -241,6 +243,7 @@ void FsdpModule::set_comm_hook(const dist::CommHook& hook) {
 }
 
 dist::SummonFullParams FsdpModule::summon_full_params(const SummonOptions& options) {
+  const dist::CollectiveCall call("summon_full_params");
   const auto r = runtime();
   return dist::SummonFullParams(r, r->units_of(*module_, options.recurse), options);
 }

@@ -141,7 +141,7 @@ class FsdpModule::Unsharding {
 // The same by the names of PyTorch's newer API: units are made one by one, inner ones first, and
 // the outermost call makes the root.
 //
-//     for (auto& layer : *model.layers) fully_shard(layer, {.mp_policy = bf16});
+//     for (auto& layer : *model.layers) fully_shard(*layer, {.mp_policy = bf16});
 //     FsdpModule fsdp = fully_shard(model, {.mp_policy = bf16});
 //     nn::call(model, x).sum().backward();
 struct FullyShardOptions {

@@ -13,8 +13,10 @@
 #include "examples/support/corpus.h"
 #include "examples/support/evaluate.h"
 #include "examples/support/generate.h"
+#include "examples/support/last_words.h"
 #include "examples/support/main.h"
 #include "examples/support/options.h"
+#include "examples/support/printable.h"
 #include "examples/support/report.h"
 #include "examples/support/run_state.h"
 #include "examples/support/setup.h"
@@ -37,10 +39,13 @@ class Training {
   double backward(data::DataLoader::Iterator& batches);
   double step_optimizer();
   void save_checkpoint();
+  std::string how_to_go_on() const;
+  void remember_checkpoint(const std::string& path);
   void need_finite_weights();
   void keep_tokenizer_at(const std::string& path);
   void evaluate();
   void sample();
+  void say_what_next();
   nlohmann::json config() const;
   dist::TrainingState state();
 
@@ -59,7 +64,7 @@ class Training {
   RunFolder folder_;
   bool tokenizer_is_kept_ = false;  // beside this run's checkpoints
   std::optional<dist::Checkpointer> checkpointer_;
-  int64_t step_ = 0;
+  int64_t step_ = 0, saving_step_ = 0;  // saving: of a save that may be under way
 };
 
 Training::Training(const Options& options)
@@ -105,7 +110,9 @@ void Training::wrap() {
   if (o_.precision == "fp16") scaler_.emplace();
   if (o_.strategy == "none") {
     if (dist::world_size() > 1 || o_.precision != "fp32")
-      throw UsageError("--strategy=none trains without a wrapper: on one rank, in fp32");
+      throw UsageError(
+          "--strategy=none trains without a wrapper, on one rank and in fp32: give "
+          "--nproc_per_node=1 and --precision=fp32");
     model_.materialize();
   } else if (o_.strategy == "ddp" && o_.precision == "fp32") {
     ddp_.emplace(model_);
@@ -155,6 +162,7 @@ void Training::start() {
     step_ = now.step;
     set_options();
     if (scaler_ && now.user.contains("grad_scaler")) load(*scaler_, now.user["grad_scaler"]);
+    remember_checkpoint(*path);
     reporter_->say("resumed from " + *path);
     if (!changed.empty())
       reporter_->say("differs from the checkpoint, and is as given now: " + changed);
@@ -241,6 +249,19 @@ void Training::save_checkpoint() {
   if (!std::exchange(tokenizer_is_kept_, true))
     keep_tokenizer_at(cli::tokenizer_of_run(o_.checkpoint_dir));
   o_.async_save ? checkpointer_->async_save(state()) : checkpointer_->save(state());
+  // An asynchronous one waits for the one before.
+  const int64_t whole = o_.async_save ? std::exchange(saving_step_, step_) : step_;
+  if (whole > 0) remember_checkpoint(o_.checkpoint_dir + "/" + dist::checkpoint_name(whole));
+}
+
+std::string Training::how_to_go_on() const {
+  return "go on: --resume --checkpoint_dir=" + o_.checkpoint_dir;
+}
+
+// For who ends the run before its time.
+void Training::remember_checkpoint(const std::string& path) {
+  if (dist::rank() == 0)
+    set_last_words(concat("the last checkpoint is ", path, "; ", how_to_go_on()));
 }
 
 // A collective.
@@ -286,7 +307,7 @@ void Training::sample() {
                              .vocab_size = corpus_.tokenizer->vocab_size(),
                              .seed = uint64_t(o_.seed)});
   model_.train();
-  reporter_->say("\n" + corpus_.tokenizer->decode(ids) + "\n");
+  reporter_->say("\n" + printable(corpus_.tokenizer->decode(ids)) + "\n");
 }
 
 void Training::run() {
@@ -306,11 +327,18 @@ void Training::run() {
     keep_tokenizer_at(cli::tokenizer_of_weights(o_.save_weights));
   }
   sample();
-  std::string where;
-  if (o_.save_interval > 0 && o_.steps > 0) where = "checkpoint: " + o_.checkpoint_dir + "  ";
-  if (!o_.save_weights.empty()) where += "weights: " + o_.save_weights + "  ";
+  say_what_next();
+}
+
+// In one line, the last.
+void Training::say_what_next() {
+  std::string line;
+  if (!o_.save_weights.empty()) line = "weights: " + o_.save_weights + "  ";
+  if (o_.save_interval > 0 && o_.steps > 0)
+    line += concat("checkpoint: ", o_.checkpoint_dir, "  ", how_to_go_on(),
+                   " --steps=", 2 * o_.steps, " and the same other flags  ");
   reporter_->say(
-      where +
+      line +
       "next: --steps=2000, --data=YOUR.txt, --precision=bf16, --nproc_per_node=4 (see --help)");
 }
 

@@ -192,6 +192,13 @@ int64_t Module::num_parameters() const {
   for (auto& [name, p] : named_parameters()) n += p.numel();
   return n;
 }
+void locate(Error& error, const Module& module) {
+  if (error.is_located()) return;
+  const std::string name = module.full_name();
+  error.locate(concat(" (in ", name.empty() ? "" : concat("module '", name, "', "),
+                      module.type_name(), ")"));
+}
+
 std::string Module::full_name() const { return path_of(state_.get()); }
 std::string Module::type_name() const {
   int status = 0;

@@ -164,6 +164,8 @@ using KeptArgument = std::conditional_t<
         !visit_detail::TupleLike<std::decay_t<A>>,
     A, std::decay_t<A>>;
 
+void locate(Error& error, const Module& module);
+
 // Runs `f` as a forward of `module`, with its hooks (FSDP gathers the module's parameters round
 // it). So another method than forward is made callable on a sharded module:
 //
@@ -187,29 +189,48 @@ auto as_forward(Module* module, const F& f, A&&... args) {
       while (entered > 0) hooks[--entered]->unwind(module);
     }
   } unwind{hooks, entered, *module};
+  // A hook's error is no module's: it says itself where it was.
+  const auto run_hook = [](const auto& hook) {
+    try {
+      hook();
+    } catch (Error& e) {
+      e.locate("");
+      throw;
+    }
+  };
   for (auto& h : hooks) {
     ++entered;
-    h->pre(*module, visit_inputs);
+    run_hook([&] { h->pre(*module, visit_inputs); });
   }
   using Result = decltype(std::apply(f, inputs));
   if constexpr (std::is_void_v<Result>) {
     std::apply(f, inputs);
     const TensorVisitor nothing = [](const std::function<void(Tensor&)>&) {};
-    while (entered > 0) hooks[entered - 1]->post(*module, nothing), --entered;
+    while (entered > 0) run_hook([&] { hooks[entered - 1]->post(*module, nothing); }), --entered;
   } else {
     std::decay_t<Result> result = std::apply(f, inputs);
     const TensorVisitor visit_outputs = [&](const std::function<void(Tensor&)>& g) {
       visit_tensors(result, g);
     };
-    while (entered > 0) hooks[entered - 1]->post(*module, visit_outputs), --entered;
+    while (entered > 0)
+      run_hook([&] { hooks[entered - 1]->post(*module, visit_outputs); }), --entered;
     return result;
   }
 }
 
+// Errors of its forward say in which module they happened.
 template <class M, class... A>
 auto call_once(M& module, A&&... args) {
   return as_forward(
-      &module, [&module](auto&&... a) { return module.forward(std::forward<decltype(a)>(a)...); },
+      &module,
+      [&module](auto&&... a) {
+        try {
+          return module.forward(std::forward<decltype(a)>(a)...);
+        } catch (Error& e) {
+          locate(e, module);
+          throw;
+        }
+      },
       std::forward<A>(args)...);
 }
 

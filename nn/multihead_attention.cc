@@ -38,6 +38,10 @@ MultiheadAttention::Result MultiheadAttention::forward(const Tensor& query, cons
   const int64_t b = query.size(0), t = query.size(1), s = key.size(1), d = dim_ / heads_;
   const Tensor w = in_proj_weight, bias = in_proj_bias.defined() ? in_proj_bias.get() : Tensor();
 
+  for (const Tensor* m : {&a.attn_mask, &a.key_padding_mask})
+    if (m->defined() && m->dtype() != kBool && !is_float(m->dtype()))
+      fail("[MultiheadAttention] ", full_name(), ": a mask is ", m->dtype(),
+           ", should be bool (true hides) or floating point (added to the scores)");
   // One additive mask of all that hides keys.
   Tensor mask;
   auto hide = [&](const Tensor& m) {

@@ -44,13 +44,18 @@ class Parameter {
  public:
   Parameter() = default;
   explicit Parameter(Slot* slot) : slot_(slot) {}
-  const Tensor& get() const { return slot_->get(); }
+  const Tensor& get() const {
+    if (!slot_)
+      fail("[parameter] a parameter that its module does not have was used, as a bias may be");
+    return slot_->get();
+  }
   operator const Tensor&() const { return get(); }
   const Tensor* operator->() const { return &get(); }
   bool defined() const { return slot_ != nullptr; }
   Slot& slot() const { return *slot_; }
   // Makes this slot hold the other's parameter: one tensor under two names.
   void tie(const Parameter& other) const;
+  friend std::ostream& operator<<(std::ostream& out, const Parameter& p) { return out << p.get(); }
 
  private:
   Slot* slot_ = nullptr;

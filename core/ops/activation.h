@@ -40,7 +40,7 @@ struct Relu {
   static constexpr auto name = "relu";
   static constexpr auto kinds = kNumbers;
   constexpr auto value(auto x) const { return where(x <= 0, 0, x); }
-  constexpr auto grad(auto g, auto, auto y) const { return where(y > 0, g, 0); }
+  constexpr auto grad(auto g, auto, auto y) const { return where(y <= 0, 0, g); }
 };
 struct LeakyRelu {
   static constexpr auto name = "leaky_relu";

@@ -95,9 +95,9 @@ struct Maximum {
   template <int I>
   constexpr auto grad(auto g, auto a, auto b, auto) const {
     if constexpr (I == 0)
-      return where(a == b, g * 0.5, where(a >= b, g, g * 0));
+      return where(a == b, g * 0.5, where(a < b, 0, g));
     else
-      return where(a == b, g * 0.5, where(b > a, g, g * 0));
+      return where(a == b, g * 0.5, where(b < a, 0, g));
   }
 };
 struct Minimum {
@@ -107,9 +107,9 @@ struct Minimum {
   template <int I>
   constexpr auto grad(auto g, auto a, auto b, auto) const {
     if constexpr (I == 0)
-      return where(a == b, g * 0.5, where(a <= b, g, g * 0));
+      return where(a == b, g * 0.5, where(a > b, 0, g));
     else
-      return where(a == b, g * 0.5, where(b < a, g, g * 0));
+      return where(a == b, g * 0.5, where(b > a, 0, g));
   }
 };
 struct Clamp {
@@ -120,7 +120,7 @@ struct Clamp {
     auto low = where(x < min, min, x);
     return where(low > max, max, low);
   }
-  constexpr auto grad(auto g, auto x, auto) const { return where((x >= min) & (x <= max), g, 0); }
+  constexpr auto grad(auto g, auto x, auto) const { return where((x > min) & (x < max), g, 0); }
 };
 struct Where {
   static constexpr auto name = "where";

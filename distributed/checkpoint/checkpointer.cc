@@ -107,6 +107,7 @@ void Checkpointer::wait() {
 }
 
 void Checkpointer::save(const TrainingState& state) {
+  const CollectiveCall call("Checkpointer::save");
   wait();
   if (options_.format == CheckpointFormat::kFull)
     save_full(state);
@@ -115,6 +116,7 @@ void Checkpointer::save(const TrainingState& state) {
 }
 
 void Checkpointer::async_save(const TrainingState& state) {
+  const CollectiveCall call("Checkpointer::async_save");
   if (options_.format == CheckpointFormat::kFull)
     fail(
         "[async_save] a full checkpoint goes through rank 0 while training waits: use the sharded "
@@ -187,6 +189,7 @@ void Checkpointer::load(const std::string& path, TrainingState& state, const Loa
 
 void Checkpointer::load(const std::string& path, std::optional<int64_t> step, TrainingState& state,
                         const LoadOptions& options) {
+  const CollectiveCall call("Checkpointer::load");
   wait();
   const int rank = rank_in(group_), world = size_of_group(group_);
   all_or_none(group_, [&] { need_readable(path); });
@@ -231,6 +234,7 @@ void Checkpointer::load(const std::string& path, std::optional<int64_t> step, Tr
 
 std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
                                                      const LoadOptions& options) {
+  const CollectiveCall call("Checkpointer::load_latest");
   wait();
   // Rank 0 looks for all: others might see another list.
   std::string found;
@@ -256,6 +260,7 @@ std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
 }
 
 void load_weights_from(const std::string& path, ModelState& model) {
+  const CollectiveCall call("load_weights_from");
   if (!fs::is_directory(path)) return load_weights(path, model);
   std::unique_ptr<ShardReader> reader;
   all_or_none<DamagedCheckpoint>(model.group(), [&] {

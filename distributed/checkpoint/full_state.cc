@@ -61,6 +61,7 @@ DType ModelState::stored_dtype(const Tensor& buffer) const {
 
 // ---- weights
 FileSummary save_weights(const std::string& path, ModelState& model) {
+  const CollectiveCall call("save_weights");
   std::unique_ptr<SafetensorsWriter> writer;
   FileSummary summary;
   FirstError errors;  // after it the collectives go on to their end
@@ -89,6 +90,7 @@ FileSummary save_weights(const std::string& path, ModelState& model) {
 }
 
 void load_weights(const std::string& path, ModelState& model) {
+  const CollectiveCall call("load_weights");
   std::unique_ptr<SafetensorsReader> file;
   all_or_none(model.group(), [&] {
     model.require_idle("loading");
@@ -198,6 +200,7 @@ FileSummary save_optimizer(const std::string& path, ModelState& model,
 }
 
 void load_optimizer(const std::string& path, ModelState& model, optim::Optimizer& optimizer) {
+  const CollectiveCall call("load_optimizer");
   all_or_none(model.group(), [&] {
     SafetensorsReader file(path);
     std::unordered_map<std::string, const ModelState::Part*> by_name;

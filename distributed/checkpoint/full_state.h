@@ -1,7 +1,7 @@
 // The whole state of a model and its optimizer in safetensors files, whatever strategy and however
 // many ranks hold it: rank 0 writes, a parameter at a time, and each rank reads only what it holds.
 //
-//     dist::ModelState state(fsdp);     // or (module, group): data parallel, or one rank
+//     dist::ModelState state(fsdp);     // or (ddp), or (module, group); a null group: one rank
 //     dist::save_weights("model.safetensors", state);            // under PyTorch's names
 //     dist::load_weights("model.safetensors", state);
 //     dist::save_optimizer("optimizer.safetensors", state, optimizer);
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/atomic_file.h"
+#include "distributed/ddp.h"
 #include "distributed/fsdp.h"
 #include "optim/optimizer.h"
 
@@ -27,6 +28,9 @@ class ModelState {
   using Whole = std::function<void(const std::string& name, const Tensor& values)>;
 
   explicit ModelState(FsdpModule& fsdp);
+  template <class M>
+  explicit ModelState(const DistributedDataParallel<M>& ddp)
+      : ModelState(ddp.module(), ddp.reducer()->group()) {}
   // Every rank of the group holds all; null: one rank.
   ModelState(nn::Module& module, Group group);
 

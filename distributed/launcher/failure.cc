@@ -78,7 +78,8 @@ std::string describe_all(const std::vector<RankEnd>& ends,
     const auto [at, is_new] =
         known.try_emplace({end.signal, end.exit_code, end.error}, texts.size());
     if (is_new)
-      texts.push_back(describe(end, host_of(end)));
+      texts.push_back(describe(end, host_of(end)) +
+                      (i == 0 && !end.log.empty() ? "\n    log: " + end.log : ""));
     else
       texts[at->second] +=
           concat("\n    rank ", end.rank, " likewise: ", describe_place(end, host_of(end)));

@@ -16,7 +16,8 @@ struct RankEnd {
   int signal = 0;
   double seconds = 0;      // after the start
   bool stopped = false;    // ended after the launcher had told it to: no failure
-  std::string error = {};  // its own last error line, or empty
+  std::string error = {};  // its own last error in one line, or empty
+  std::string log = {};    // the file that keeps what it said, stderr before stdout; or empty
 
   bool failed() const { return !stopped && (exit_code != 0 || signal != 0); }
 };
@@ -30,7 +31,7 @@ std::vector<RankEnd> failures_by_cause(std::vector<RankEnd> ends);
 std::string describe(const RankEnd& end, const std::string& host);
 
 // The same of several, which ran where `host_of` says: of eight, and how many more there are. Who
-// ended as another did stands below it.
+// ended as another did stands below it. Of the first the log is named too.
 std::string describe_all(const std::vector<RankEnd>& ends,
                          const std::function<std::string(const RankEnd&)>& host_of);
 

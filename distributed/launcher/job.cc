@@ -79,7 +79,7 @@ Job::~Job() {
 }
 
 void Job::start(RankSpec spec) {
-  Rank rank{.rank = spec.rank, .local_rank = spec.local_rank};
+  Rank rank{.rank = spec.rank, .local_rank = spec.local_rank, .log_path = spec.log_path};
   ProcessSpec process{.path = path_, .argv = argv_, .environment = spec.environment};
   process.inherited = spec.store_fd;
   process.signal_mask = signals_.mask_before();
@@ -327,6 +327,7 @@ void Job::rank_ended(Rank& rank, int exit_code, int signal) {
   if (end.failed()) {
     // An exit code was meant, so the last line says why; a signal comes from outside.
     end.error = rank.tail.last_error(/*any=*/signal == 0);
+    end.log = rank.log_path;
     rank.failed = true;
     rank.usage_error = signal == 0 && exit_code == 2;
     if (phase_ == Phase::kRunning) {

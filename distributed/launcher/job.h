@@ -24,6 +24,7 @@ struct RankSpec {
   int store_fd = -1;  // what it inherits
   Fd log[2] = {};     // of stdout and stderr
   bool is_shown[2] = {true, true};
+  std::string log_path = {};  // for the summary
 };
 
 // What the other nodes have to do with it. Empty on a single one.
@@ -76,6 +77,7 @@ class Job {
   struct Rank {
     int rank;
     int local_rank;
+    std::string log_path;
     pid_t pid = 0;
     Stream out{.to = 1};
     Stream err{.to = 2};

@@ -291,6 +291,9 @@ class Launcher {
       for (int stream : {1, 2}) {
         spec.log[stream - 1] = logs_.open(attempt_, local_rank, stream);
         spec.is_shown[stream - 1] = logs_.is_shown(local_rank, stream);
+        // stderr's, the later, says more of a failure.
+        if (const std::string path = logs_.path(attempt_, local_rank, stream); !path.empty())
+          spec.log_path = path;
       }
       job.start(std::move(spec));
     }

@@ -55,14 +55,19 @@ class ErrorTail {
  public:
   void add(std::string_view line);
 
-  // The newest line that looks like an error, else, if `any`, the newest that is not blank. Of an
-  // uncaught exception it is the text alone.
+  // In one line, and cut with " ..." if it is long: the newest message that looks like an error,
+  // with the indented lines below it, else, if `any`, the newest line that is not blank. Of an
+  // uncaught exception it is the text alone, and all of its lines.
   std::string last_error(bool any) const;
 
   const std::deque<std::string>& lines() const { return lines_; }
 
  private:
   std::deque<std::string> lines_;  // the newest last
+  std::string error_;              // the newest message that looks like one
+  size_t age_ = 0;                 // lines that came after it
+  bool is_open_ = false;           // the next line may belong to it
+  bool is_uncaught_ = false;       // it is an uncaught exception's text
 };
 
 }  // namespace sherd::dist

@@ -36,13 +36,18 @@ bool LogFiles::is_shown(int local_rank, int stream) const {
 }
 
 Fd LogFiles::open(int attempt, int local_rank, int stream) const {
-  if (!any() || (!redirects_.has(local_rank, stream) && !tee_.has(local_rank, stream))) return Fd();
-  const std::string folder = concat(folder_, "/attempt_", attempt, "/", local_rank);
-  std::filesystem::create_directories(folder);
-  const std::string path = folder + (stream == 1 ? "/stdout.log" : "/stderr.log");
-  Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (file.fd() < 0) fail("[launch] cannot write ", path, ": ", strerror(errno));
+  const std::string name = path(attempt, local_rank, stream);
+  if (name.empty()) return Fd();
+  std::filesystem::create_directories(std::filesystem::path(name).parent_path());
+  Fd file(::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (file.fd() < 0) fail("[launch] cannot write ", name, ": ", strerror(errno));
   return file;
+}
+
+std::string LogFiles::path(int attempt, int local_rank, int stream) const {
+  if (!any() || (!redirects_.has(local_rank, stream) && !tee_.has(local_rank, stream))) return "";
+  return concat(folder_, "/attempt_", attempt, "/", local_rank,
+                stream == 1 ? "/stdout.log" : "/stderr.log");
 }
 
 }  // namespace sherd::dist

@@ -19,6 +19,8 @@ class LogFiles {
   const std::string& folder() const { return folder_; }
   bool is_shown(int local_rank, int stream) const;  // on the terminal too
   Fd open(int attempt, int local_rank, int stream) const;
+  // What open() opens; empty: not kept.
+  std::string path(int attempt, int local_rank, int stream) const;
 
  private:
   StreamChoice redirects_, tee_;

@@ -15,10 +15,9 @@ std::string dump(const Json& json) {
 }
 
 Json to_json(const RankEnd& end) {
-  return {{"rank", end.rank},       {"local_rank", end.local_rank},
-          {"pid", end.pid},         {"exit_code", end.exit_code},
-          {"signal", end.signal},   {"seconds", end.seconds},
-          {"stopped", end.stopped}, {"error", end.error}};
+  return {{"rank", end.rank},           {"local_rank", end.local_rank}, {"pid", end.pid},
+          {"exit_code", end.exit_code}, {"signal", end.signal},         {"seconds", end.seconds},
+          {"stopped", end.stopped},     {"error", end.error},           {"log", end.log}};
 }
 
 RankEnd end_from(const Json& json) {
@@ -29,7 +28,8 @@ RankEnd end_from(const Json& json) {
           .signal = json.at("signal"),
           .seconds = json.at("seconds"),
           .stopped = json.at("stopped"),
-          .error = json.at("error")};
+          .error = json.at("error"),
+          .log = json.at("log")};
 }
 
 template <class F>

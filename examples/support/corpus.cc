@@ -53,14 +53,16 @@ auto with_flag(const char* flag, const std::vector<std::string>& paths, F f) {
   }
 }
 
-// Files of folders that are no text are passed over, and that is said.
-std::string passed_over(const std::vector<std::string>& paths) {
+// How many files are read. Those of folders that are no text are passed over, and that is said.
+std::string files_of_text(const std::vector<std::string>& paths) {
   constexpr int kNamed = 5;
   std::string names;
   int count = 0;
+  size_t files = 0;
   for (auto& path : paths) {
-    if (!fs::is_directory(path)) continue;
     const std::vector<std::string> taken = data::text_files(path);
+    files += taken.size();
+    if (!fs::is_directory(path)) continue;
     for (fs::recursive_directory_iterator it(path), end; it != end; ++it) {
       const std::string name = it->path().string();
       const bool hidden = it->path().filename().string().starts_with('.');
@@ -72,7 +74,8 @@ std::string passed_over(const std::vector<std::string>& paths) {
     }
   }
   if (count > kNamed) names += concat(" and ", count - kNamed, " more");
-  return names.empty() ? "" : concat("; passed over as no text: ", names);
+  return concat(" of ", files, " file(s)",
+                names.empty() ? "" : concat(" (passed over as no text: ", names, ")"));
 }
 
 std::string text_of(const std::vector<std::string>& paths) {
@@ -193,18 +196,20 @@ Corpus load_corpus(const Options& o) {
         c.tokenizer =
             data::BpeTokenizer::train_or_load(trained, {.vocab_size = o.vocab_size}, path);
       } catch (const Error& e) {
-        fail("--data and --vocab_size=", o.vocab_size, ": ", e.what(),
-             "; give more text, a smaller --vocab_size, or --tokenizer=bytes");
+        fail(o.data.empty() ? "the default text" : "--data", " and --vocab_size=", o.vocab_size,
+             o.is_vocab_size_given ? "" : concat(", which --preset=", o.preset, " sets"), ": ",
+             e.what(), "; give more text, a smaller --vocab_size, or --tokenizer=bytes");
       }
     }
     with_flag("--data", o.data, [&] {
       train = of_text(o, std::string(trained), *c.tokenizer);
       if (!held_out.empty()) validation = of_text(o, std::string(held_out), *c.tokenizer);
     });
-    c.description = concat(text.size() / 1'000'000.0 < 1 ? concat(text.size() / 1000, " kB")
-                                                         : concat(text.size() / 1'000'000, " MB"),
-                           " of text, ", train.tokens, " tokens (", c.tokenizer->name(), ", ",
-                           c.tokenizer->vocab_size(), " words)", passed_over(o.data));
+    c.description =
+        concat(text.size() / 1'000'000.0 < 1 ? concat(text.size() / 1000, " kB")
+                                             : concat(text.size() / 1'000'000, " MB"),
+               " of text", o.data.empty() ? "" : files_of_text(o.data), ", ", train.tokens,
+               " tokens (", c.tokenizer->name(), ", ", c.tokenizer->vocab_size(), " words)");
     if (!weights.empty() && kept.empty() && o.tokenizer != "bytes")
       c.description += concat("; no tokenizer lies with ", weights, ": it is one of this text");
   }

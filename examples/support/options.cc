@@ -93,6 +93,7 @@ void check_paths(Options& o) {
   if (o.save_interval > 0 && std::filesystem::is_directory(o.checkpoint_dir))
     add_tokenizer("--checkpoint_dir", cli::tokenizer_of_run(o.checkpoint_dir));
   need_different(inputs, files);
+  need_safetensors_name("--save_weights", o.save_weights);
   for (auto& [flag, path] : outputs) need_place(flag, path, o);
   need_place("--checkpoint_dir", o.checkpoint_dir.empty() ? "" : o.checkpoint_dir + "/state.json",
              o);
@@ -147,8 +148,9 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
   run->add_option("--nproc_per_node", o.nproc_per_node,
                   "ranks on this machine: a number, auto or cpu (default 2)")
       ->check([](const std::string& n) { return n.empty() ? "--nproc_per_node is empty" : ""; });
-  run->add_option("--threads", o.threads, "threads a rank")
-      ->transform(whole_number(1, kMostThreads));
+  run->add_option("--threads", o.threads,
+                  "threads a rank; 0: OMP_NUM_THREADS, or the cores divided among the ranks")
+      ->transform(whole_number(0, kMostThreads));
   run->add_option("--backend", o.backend,
                   "of collectives: auto, shm, gloo, or mpi, which starts the ranks under mpirun")
       ->check(CLI::IsMember({"auto", "shm", "gloo", "mpi"}));
@@ -176,16 +178,25 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
                 "parameter (slow)");
 
   auto* model = group("Model");
-  model->add_option("--preset", o.preset, "laptop or seed")
+  model
+      ->add_option("--preset", o.preset,
+                   "laptop: small, trains in minutes; seed: 48 layers, 2.6e9 parameters and a "
+                   "vocabulary of 50000, for which the default text is too short (give --data)")
       ->check(CLI::IsMember({"laptop", "seed"}));
-  model->add_option("--layers", o.layers)->transform(whole_number(0, kMostLayers));
-  model->add_option("--dim", o.dim)->transform(whole_number(1, kMostWidth));
-  model->add_option("--ff_dim", o.ff_dim)->transform(whole_number(1, kMostWidth));
-  model->add_option("--heads", o.heads)->transform(whole_number(1, kMostWidth));
+  model->add_option("--layers", o.layers, "blocks of attention and feed-forward")
+      ->transform(whole_number(0, kMostLayers));
+  model->add_option("--dim", o.dim, "width of the model, a multiple of --heads")
+      ->transform(whole_number(1, kMostWidth));
+  model->add_option("--ff_dim", o.ff_dim, "width within a block's feed-forward part")
+      ->transform(whole_number(1, kMostWidth));
+  model->add_option("--heads", o.heads, "of a block's attention")
+      ->transform(whole_number(1, kMostWidth));
   auto* vocab_size = model->add_option("--vocab_size", o.vocab_size, "256 with --tokenizer=bytes")
                          ->transform(whole_number(1, 65536));
-  model->add_option("--seq_len", o.seq_len)->transform(whole_number(1, kMostWidth));
-  model->add_flag("--causal", o.causal, "mask the future (default true)");
+  model->add_option("--seq_len", o.seq_len, "tokens a sample, and seen at most in sampling")
+      ->transform(whole_number(1, kMostWidth));
+  model->add_flag("--causal", o.causal,
+                  "a token sees none behind it (default true; without, the model sees its labels)");
   model->add_flag("--activation_checkpointing", o.activation_checkpointing,
                   "compute blocks again in backward instead of keeping them");
 
@@ -256,7 +267,8 @@ std::optional<Options> parse_options(int argc, char** argv, int& exit_code) {
       return std::nullopt;
     }
     if (min_lr->count() == 0) o.min_lr = std::min(o.min_lr, o.lr);
-    if (o.tokenizer == "bytes" && vocab_size->count() == 0) o.vocab_size = 256;
+    o.is_vocab_size_given = vocab_size->count() > 0;
+    if (o.tokenizer == "bytes" && !o.is_vocab_size_given) o.vocab_size = 256;
     check(o);
     return o;
   } catch (const std::exception& e) {

@@ -24,6 +24,7 @@ struct Options {
   // ---- the model
   std::string preset = "laptop";
   int64_t layers = 4, dim = 256, ff_dim = 1024, heads = 8, vocab_size = 2048, seq_len = 128;
+  bool is_vocab_size_given = false;  // and no preset's
   bool causal = true;
   bool activation_checkpointing = false;
   // ---- training

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "distributed/job_environment.h"
 #include "examples/support/run_lock.h"
 
 namespace examples {
@@ -42,11 +43,16 @@ int64_t end_of_last_line(int fd) {
   return 0;
 }
 
+// mpirun may give ranks a terminal of its own, and writes what they redraw into a log as it is.
+bool is_on_terminal() {
+  return isatty(1) && sherd::dist::starter() != sherd::dist::Starter::kMpirun;
+}
+
 }  // namespace
 
 Reporter::Reporter(bool active, const std::string& log_path)
     : active_(active),
-      terminal_(isatty(1)),
+      terminal_(is_on_terminal()),
       log_path_(log_path),
       start_(Clock::now()),
       last_line_(start_ - std::chrono::hours(1)) {
@@ -92,7 +98,8 @@ void Reporter::end_line() {
 void Reporter::say(const std::string& line) {
   if (!active_) return;
   end_line();
-  std::fputs((line + "\n").c_str(), stdout);
+  const std::string text = line + "\n";
+  std::fwrite(text.data(), 1, text.size(), stdout);  // a NUL does not end it
   std::fflush(stdout);
 }
 

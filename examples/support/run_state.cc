@@ -55,6 +55,14 @@ std::string other_sizes(const nlohmann::json& saved, const nlohmann::json& confi
   return theirs.empty() ? "" : concat("the checkpoint is of", theirs, ", this run of", ours, ". ");
 }
 
+// The same of --init_from; a file of weights does not say what it is of.
+std::string why_no_fit(const std::string& path, const nlohmann::json& saved,
+                       const nlohmann::json& config, const std::string& error) {
+  const bool has_other_shapes = error.find("do not fit the model") != std::string::npos;
+  if (fs::is_directory(path) || !has_other_shapes) return other_sizes(saved, config);
+  return "give the --layers, --dim, --ff_dim, --vocab_size that the weights were trained with. ";
+}
+
 // What the run that saved it was given; null: it does not say.
 nlohmann::json config_in(const std::string& checkpoint) {
   const nlohmann::json state = dist::open_checkpoint(checkpoint, dist::Verify::kSizes).state;
@@ -127,6 +135,9 @@ std::optional<std::string> resume(dist::Checkpointer& checkpointer, dist::Traini
       text +=
           ". --data, --val_data, --seq_len, --pack_documents and the tokenizer make the data: give "
           "those of the checkpoint, or begin anew with its weights by --init_from";
+    if (text.find("it holds no optimizer's state") != std::string::npos)
+      text += concat(": begin anew with its weights by --init_from=", checkpointer.folder(),
+                     " and another --checkpoint_dir");
     throw UsageError(text);
   }
 }
@@ -141,7 +152,7 @@ void load_initial_weights(const std::string& path, dist::ModelState& model,
   try {
     dist::load_weights_from(path, model);
   } catch (const Error& e) {
-    throw UsageError(other_sizes(saved, config) + e.what());
+    throw UsageError(why_no_fit(path, saved, config, e.what()) + e.what());
   }
 }
 
@@ -154,9 +165,9 @@ std::string differences(const nlohmann::json& saved, const nlohmann::json& confi
     text +=
         concat(text.empty() ? "" : ", ", key, " ", saved[key].dump(), " -> ", config[key].dump());
   };
-  for (const char* key :
-       {"seq_len", "batch_size", "accumulate", "lr", "min_lr", "schedule", "warmup_steps", "beta1",
-        "beta2", "weight_decay", "max_norm", "precision", "shuffle", "pack_documents", "seed"})
+  for (const char* key : {"seq_len", "batch_size", "accumulate", "lr", "min_lr", "schedule",
+                          "warmup_steps", "beta1", "beta2", "weight_decay", "max_norm", "precision",
+                          "strategy", "world_size", "shuffle", "pack_documents", "seed"})
     compare(key);
   if (config.value("schedule", "") == "cosine") compare("steps");
   return text;

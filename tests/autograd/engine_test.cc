@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
+
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
@@ -32,6 +35,72 @@ std::string message_of(F f) {
 #define EXPECT_SAYS(statement, part)                                      \
   EXPECT_NE(message_of([&] { statement; }).find(part), std::string::npos) \
       << message_of([&] { statement; })
+
+// Of fused ops, whose backwards are a graph of their own then: the same tensor twice, inputs that
+// depend on each other, hooks on them.
+TEST(Engine, CreateGraphChangesNoGradient) {
+  const auto gradient = [](const std::function<Tensor(const Tensor&)>& f, const Dims& sizes,
+                           bool create_graph) {
+    Tensor x = empty(sizes, kFloat64);
+    for (int64_t i = 0; i < x.numel(); ++i) x.data<double>()[i] = std::sin(double(i * i + 1));
+    x.set_requires_grad();
+    const Tensor y = f(x);
+    Tensor c = empty(y.sizes(), kFloat64);
+    for (int64_t i = 0; i < c.numel(); ++i) c.data<double>()[i] = std::cos(double(3 * i));
+    return values(grad({y}, {x}, {c}, {.create_graph = create_graph})[0]);
+  };
+  const auto expect_same = [&](const std::function<Tensor(const Tensor&)>& f, const Dims& sizes,
+                               const char* what) {
+    const auto want = gradient(f, sizes, false), got = gradient(f, sizes, true);
+    ASSERT_EQ(want.size(), got.size());
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(want[i], got[i], 1e-12) << what;
+  };
+  const Dims four{1, 2, 3, 4};
+  const auto attend = [](const Tensor& q, const Tensor& k, const Tensor& v) {
+    return scaled_dot_product_attention(q, k, v);
+  };
+  expect_same([&](const Tensor& x) { return attend(x, x, x); }, four, "q = k = v");
+  expect_same([&](const Tensor& x) { return attend(x, x * 2, x * 3); }, four, "dependent");
+  expect_same([](const Tensor& x) { return layer_norm(x, {3}, x.select(0, 0), x.select(0, 1)); },
+              {2, 3}, "layer_norm of its weight");
+  expect_same([](const Tensor& x) { return layer_norm(x, {3}, x * 2, x); }, {3}, "and dependent");
+  const auto hooked = [](const Tensor& x) {
+    const Tensor y = x * 1;
+    autograd::register_hook(y, [](const Tensor& g) { return g * 10; });
+    return y;
+  };
+  expect_same([&](const Tensor& x) { return attend(hooked(x), x, x); }, four, "hook");
+  expect_same([&](const Tensor& x) { return layer_norm(hooked(x), {3}); }, {2, 3}, "hook");
+  expect_same([&](const Tensor& x) { return packed_self_attention(hooked(x), 1); }, {1, 2, 6},
+              "hook");
+  expect_same(
+      [&](const Tensor& x) {
+        return cross_entropy(hooked(x), tensor<int64_t>({1, 0}));
+      },
+      {2, 3}, "hook");
+}
+
+TEST(Engine, GradRunsTheHooksOfItsInputs) {
+  const Tensor w = leaf({1}, 3);
+  autograd::register_hook(w, [](const Tensor& g) { return g * 10; });
+  EXPECT_EQ(values(grad({(w * 2).sum()}, {w})[0]), (std::vector<double>{20}));
+}
+
+TEST(Engine, AHookMayAddHooks) {
+  const Tensor w = leaf({1}, 3), y = w * 2;
+  int calls = 0;
+  const auto adding = [&calls](const Tensor& t) {
+    return [&calls, &t](const Tensor& g) {
+      for (int i = 0; i < 100; ++i)
+        autograd::register_hook(t, [&calls](const Tensor& of) { return ++calls, of; });
+      return g;
+    };
+  };
+  autograd::register_hook(w, adding(w));
+  autograd::register_hook(y, adding(y));
+  y.sum().backward();
+  EXPECT_EQ(calls, 0);  // they take part from the next backward on
+}
 
 TEST(Engine, AccumulatesIntoLeaves) {
   const Tensor x = leaf({3});

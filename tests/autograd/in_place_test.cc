@@ -1,6 +1,7 @@
 // Changes in place under autograd: right derivatives, or an error; never a silent other meaning.
 #include "autograd/engine.h"
 #include "autograd/ops.h"
+#include "core/allocator.h"
 #include "tests/core/support.h"
 
 namespace sherd {
@@ -73,6 +74,45 @@ TEST(InPlace, LeavesAndExpandedTensorsAreRefused) {
   expect_error([&] { small.add_(zeros({3}, kFloat64)); }, "cannot hold");
   Tensor whole = zeros({1}, kInt64);
   expect_error([&] { whole.add_(0.5); }, "cannot be cast");
+}
+
+TEST(InPlace, OverlappingMemoryIsRefused) {
+  Tensor x = ones({4, 4}, kFloat64);
+  const char* what = "shares memory";
+  expect_error([&] { x.add_(x.t()); }, what);
+  expect_error([&] { x.copy_(x.t()); }, what);
+  expect_error([&] { x.mul_(x.select(0, 1)); }, what);
+  expect_error([&] { x.narrow(0, 1, 3).add_(x.narrow(0, 0, 3)); }, what);
+  x.add_(x);                            // element for element
+  x.select(1, 0).add_(x.select(1, 1));  // side by side
+  x.narrow(0, 0, 2).add_(x.narrow(0, 2, 2));
+  EXPECT_EQ(values(x.select(0, 0)), (Values{8, 4, 4, 4}));
+}
+
+TEST(InPlace, IntegersStayConstants) {
+  const Tensor w = leaf({1, 2});
+  Tensor i = zeros({2}, kInt64);
+  i.copy_(w * 2.5);
+  EXPECT_FALSE(i.requires_grad());
+  EXPECT_EQ(values(i), (Values{2, 5}));
+}
+
+TEST(InPlace, WithItselfAsTheOtherInputKeepsNothing) {
+  const int64_t before = memory_stats().allocated;
+  for (int k = 0; k < 3; ++k) {
+    Tensor y = leaf({1, 2}) * 2;
+    y.mul_(y);
+    Tensor z = leaf({1, 2}) * 2;
+    z.div_(z);
+  }
+  EXPECT_EQ(memory_stats().allocated, before);
+}
+
+TEST(InPlace, ErrorsHaveTheNameThatWasCalled) {
+  Tensor x = leaf({1});
+  expect_error([&] { x.fill_(1); }, "[fill_] a leaf");
+  expect_error([&] { x.zero_(); }, "[zero_] a leaf");
+  expect_error([&] { x.copy_(leaf({2})); }, "[copy_] a leaf");
 }
 
 TEST(InPlace, ThroughAViewIsRefused) {

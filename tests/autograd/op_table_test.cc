@@ -337,6 +337,76 @@ TEST_P(OpTable, SpecialValues) {
   }
 }
 
+TEST(Pointwise, WholeNumbersAreNotRounded) {
+  const int64_t big = (int64_t(1) << 53) + 1;
+  const Tensor x = tensor<int64_t>({big, -3, INT64_MAX});
+  const auto ints = [](const Tensor& t) {
+    return std::vector<int64_t>(t.data<int64_t>(), t.data<int64_t>() + t.numel());
+  };
+  using Ints = std::vector<int64_t>;
+  const Tensor none = zeros({3}, kBool);
+  EXPECT_EQ(ints(masked_fill(x, none, 7)), (Ints{big, -3, INT64_MAX}));
+  EXPECT_EQ(ints(masked_fill(x, x > 0, -1)), (Ints{-1, -3, -1}));
+  EXPECT_THROW(masked_fill(x, none, NAN), Error);
+  EXPECT_EQ(ints(clamp(x, 0, INFINITY)), (Ints{big, 0, INT64_MAX}));
+  EXPECT_EQ(ints(clamp(x, -INFINITY, 5)), (Ints{5, -3, 5}));
+  EXPECT_EQ(clamp(tensor<int32_t>({-7, 9}), 0, 1e10).dtype(), kInt32);
+  EXPECT_EQ(values(clamp(tensor<int32_t>({-7, 9}), 0, 1e10)), (std::vector<double>{0, 9}));
+  EXPECT_EQ(values(clamp(tensor<int64_t>({0, 2, 9}), 0.5, 2.5)),
+            (std::vector<double>{0.5, 2, 2.5}));
+  EXPECT_EQ(ints(pow(tensor<int64_t>({94906267, 3, -2, -1, 5, 0}),
+                     tensor<int64_t>({2, 39, 3, -3, -1, 0}))),
+            (Ints{9007199515875289, 4052555153018976267, -8, -1, 0, 1}));
+  EXPECT_TRUE(tensor<double>({0.5}).item<bool>());
+}
+
+TEST(Losses, FloatingPointTargetsAreProbabilities) {
+  try {
+    cross_entropy(zeros({4, 3}), zeros({4}));
+    ADD_FAILURE() << "no Error was thrown";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("class indices are int64"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Losses, ABroadcastIsWarnedOfOnce) {
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) mse_loss(ones({3, 1}), ones({3}));
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(text,
+            "[mse_loss] warning: input [3, 1] and target [3] differ in shape and are broadcast, "
+            "which is seldom meant\n");
+}
+
+TEST(Views, SizesBeyondTheTensorAreErrors) {
+  const Tensor x = ones({4});
+  const int64_t half = int64_t(1) << 62;
+  EXPECT_THROW(x.narrow(0, INT64_MAX, 1), Error);
+  EXPECT_THROW(x.narrow(0, half, half), Error);
+  EXPECT_THROW(x.narrow(0, 3, 2), Error);
+  EXPECT_THROW(x.view({half + 1, 4}), Error);
+  EXPECT_THROW(zeros({0}).view({half, 4}), Error);
+  EXPECT_THROW(ones({1}).expand({half, 8}), Error);
+  EXPECT_EQ(zeros({0}).view({half, 4, 0}).numel(), 0);
+  EXPECT_EQ(x.narrow(0, 4, 0).numel(), 0);
+}
+
+// PyTorch's: what is neither below nor above has the whole gradient.
+TEST(Pointwise, GradientsAtNaN) {
+  const auto gradient = [](const auto& f, double value) {
+    Tensor x = tensor<double>({value, value, value, value, value}).set_requires_grad();
+    f(x).backward(tensor<double>({1, 2, 3, 4, 5}));
+    return values(x.grad());
+  };
+  const std::vector<double> all = {1, 2, 3, 4, 5};
+  const Tensor other = full({5}, 0.5, kFloat64);
+  EXPECT_EQ(gradient([](const Tensor& x) { return relu(x); }, NAN), all);
+  EXPECT_EQ(gradient([&](const Tensor& x) { return maximum(x, other); }, NAN), all);
+  EXPECT_EQ(gradient([&](const Tensor& x) { return maximum(other, x); }, NAN), all);
+  EXPECT_EQ(gradient([&](const Tensor& x) { return minimum(x, other); }, NAN), all);
+  EXPECT_EQ(gradient([&](const Tensor& x) { return minimum(other, x); }, NAN), all);
+}
+
 TEST_P(OpTable, InPlaceAndOut) {
   if (!row.in_place) GTEST_SKIP() << "has no in-place form";
   for_small([&](const Inputs& in) {

@@ -56,6 +56,14 @@ TEST_F(Paths, OutputsThatCanBeAreLeftUntouched) {
   EXPECT_EQ(names(), before);
 }
 
+TEST_F(Paths, NamesOfPickles) {
+  for (const char* name : {"", "x", "x.safetensors", "x.pt.safetensors", "pt", "x.weights"})
+    need_safetensors_name("--out", name);
+  for (const char* name : {"x.pt", "x.pth", "x.bin", "x.pkl", "a/x.ckpt"})
+    EXPECT_HAS(error_of([&] { need_safetensors_name("--out", name); }),
+               concat("--out=", name, ": weights are written as .safetensors"));
+}
+
 TEST_F(Paths, OutputsThatCannotBe) {
   const auto why = [&](const char* name) {
     return error_of([&] { need_output_file("--out", at(name)); });

@@ -9,6 +9,14 @@ namespace {
 
 constexpr int64_t kLarge = int64_t(1) << 40;
 
+TEST(Error, NumbersHaveAsManyDigitsAsTellThem) {
+  EXPECT_EQ(concat(0.1, " ", 1e-5, " ", 3.0, " ", 0.25f, " ", 7), "0.1 1e-05 3 0.25 7");
+  Error e("[op] wrong");
+  e.locate(" (here)");
+  e.locate(" (there)");
+  EXPECT_EQ(std::string(e.what()), "[op] wrong (here)");
+}
+
 TEST(Tensor, SizesTooLargeAreErrors) {
   EXPECT_THROW(empty({kLarge, kLarge}), Error);
   EXPECT_THROW(empty({int64_t(1) << 61, 2}, kFloat64, kMeta), Error);

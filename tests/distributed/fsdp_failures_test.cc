@@ -33,6 +33,21 @@ void expect_errors_everywhere(const std::function<void()>& f,
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
+// As `if rank == 0: torch.save(...)` is in PyTorch.
+TEST(FsdpFailures, ACallThatOneRankAloneMakesIsNamed) {
+  run_ranks(2, [](int rank) {
+    Two m;
+    FullyShardedDataParallel fsdp(m, by_linear());
+    const Tensor x = random_input({2, 4}, rank, 0);
+    expect_errors_everywhere(
+        [&] {
+          if (rank == 0) fsdp.full_state_dict();
+          fsdp(x);
+        },
+        {"'full_state_dict, which all ranks must call'"});
+  });
+}
+
 TEST(FsdpFailures, AllStepsAreDoneThoughOneThrows) {
   run_ranks(2, [](int rank) {
     Two m;

@@ -6,6 +6,8 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "tests/distributed/spawn.h"
 
 namespace sherd::dist {
@@ -13,10 +15,10 @@ namespace sherd::dist {
 // Ranks are threads, where the backend lets them; over mpi processes.
 inline void run_over(const std::string& backend, int ranks, const std::function<void(int rank)>& f,
                      Milliseconds timeout = std::chrono::seconds(60)) {
+  // With SHERD_TEST_ALL one start of mpirun may try the whole matrix.
+  const std::chrono::seconds kill_after(std::getenv("SHERD_TEST_ALL") ? 3000 : 250);
   if (backend == "mpi")
-    run_processes(
-        ranks, f,
-        {.timeout = timeout, .kill_after = std::chrono::seconds(250), .backend = backend});
+    run_processes(ranks, f, {.timeout = timeout, .kill_after = kill_after, .backend = backend});
   else
     run_ranks(ranks, f, {.timeout = timeout, .backend = backend});
 }

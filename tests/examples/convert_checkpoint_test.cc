@@ -97,6 +97,40 @@ TEST_F(ConvertCheckpoint, TheTokenizerGoesAlong) {
   EXPECT_EQ(read_file(at("v.safetensors")), before);
 }
 
+TEST_F(ConvertCheckpoint, SaysAllThatItMade) {
+  sherd::data::ByteTokenizer().save(at("w.tokenizer.model"));
+  fs::copy(kModel, at("w.safetensors"));
+  const Result made = convert({at("w.safetensors"), at("run"), "--optimizer=" + kOptimizer});
+  EXPECT_EQ(made.out, "wrote " + at("run/step-000000") + ", " + at("run/tokenizer.model\n"));
+  const Result cut =
+      convert({at("run"), at("m.safetensors"), "--files=2", "--optimizer=" + at("o.safetensors")});
+  ASSERT_EQ(cut.exit_code, 0) << cut.err;
+  const std::vector<std::string> names = {
+      "m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors", "m.safetensors.index.json",
+      "o.safetensors", "m.tokenizer.model"};
+  std::string list;
+  for (const std::string& name : names) {
+    EXPECT_TRUE(fs::is_regular_file(at(name))) << name;
+    list += at(name) + ", ";
+  }
+  EXPECT_EQ(cut.out, "wrote " + list + "from " + at("run/step-000000\n"));
+  const Result three = convert({at("run"), at("m.safetensors"), "--files=3"});
+  EXPECT_NE(three.out.find("m-00001-of-00003.safetensors ... "), std::string::npos) << three.out;
+  const Result help = convert({"--help"});
+  EXPECT_NE(help.out.find("the optimizer's stays one"), std::string::npos) << help.out;
+}
+
+TEST_F(ConvertCheckpoint, NamesThatMeanSomethingElse) {
+  for (const char* name : {"b.safetensors", "b.safetensors.index.json"}) {
+    expect_refused({kModel, at(name)}, "the folder in which to make a checkpoint");
+    EXPECT_FALSE(fs::exists(at(name)));
+  }
+  ASSERT_EQ(convert({kModel, at("run.pt")}).exit_code, 0);  // a folder may be called so
+  expect_refused({at("run.pt"), at("m.pt")}, "m.pt: weights are written as .safetensors");
+  expect_refused({at("run.pt"), at("m.safetensors"), "--optimizer=" + at("o.bin")},
+                 "--optimizer=" + at("o.bin: weights are written as .safetensors"));
+}
+
 TEST_F(ConvertCheckpoint, Mistakes) {
   expect_refused({}, "source is required");
   expect_refused({kModel}, "destination is required");

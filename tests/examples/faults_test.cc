@@ -78,6 +78,10 @@ TEST_F(Mistakes, Flags) {
   expect_refused({"--lr=1e-5", "--min_lr=1e-4"}, {"--min_lr=0.0001", "--lr=1e-05", "rise"});
   for (const char* flag : {"--heads=", "--lr=", "--seed="})
     expect_refused({flag}, {std::string(flag, strlen(flag) - 1) + ": an empty value"});
+  expect_refused({"--strategy=none", "--precision=bf16"},
+                 {"give --nproc_per_node=1 and --precision=fp32"});
+  expect_refused({"--save_weights=" + folder_ + "/x.pt"},
+                 {"--save_weights=", "x.pt: weights are written as .safetensors"});
   expect_refused({"--resume", "--overwrite", "--checkpoint_dir=" + folder_},
                  {"--resume", "--overwrite"});
 }
@@ -100,7 +104,7 @@ TEST_F(Mistakes, NumbersOutOfRange) {
   expect_refused({"--dim=1000000", "--ff_dim=10000000", "--heads=1"}, {"parameters", "--ff_dim"});
   expect_refused({"--steps=-1"}, {"--steps: -1 should be a whole number from 0"});
   expect_refused({"--steps=x", "--steps=y"}, {"--steps: y should be"});
-  EXPECT_EQ(big_model(small_run(1) + Flags{"--steps=x", "--steps=1"}).exit_code, 0);
+  EXPECT_EQ(big_model(small_run(1) + Flags{"--steps=x", "--steps=1", "--threads=0"}).exit_code, 0);
 }
 
 TEST_F(Mistakes, NumberOfRanks) {
@@ -135,8 +139,18 @@ TEST_F(Mistakes, Data) {
   fs::create_directory(folder_ + "/bins");
   write_file(folder_ + "/bins/a.bin", whole);
   expect_refused({"--data=" + folder_ + "/bins"}, {"bins", "name the files"});
+  expect_refused({data("little.txt", std::string(4000, 'x'))}, {"--data and --vocab_size=101: "});
   fs::create_directory(folder_ + "/nothing");
   expect_refused({"--data=" + folder_ + "/nothing"}, {"nothing"});
+}
+
+// Sizes that the user never gave are not spoken of as if.
+TEST_F(Mistakes, APresetThatNeedsMoreText) {
+  const std::string text = write_file(folder_ + "/text.txt", std::string(4000, 'x'));
+  const dist::Result r = big_model({"--nproc_per_node=1", "--preset=seed", "--data=" + text});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_NE(r.err.find("--vocab_size=50000, which --preset=seed sets: "), std::string::npos)
+      << r.err;
 }
 
 TEST_F(Mistakes, Weights) {
@@ -150,7 +164,8 @@ TEST_F(Mistakes, Weights) {
   expect_refused({concat("--init_from=", kGoldens, "gpt_tiny/init.safetensors")},
                  {"embedding.weight", "layers.2.ffn.2.bias", "output_head.weight", "wpe", "ln_f"});
   expect_refused({concat("--init_from=", kGoldens, "bigmodel_tiny/init.safetensors")},
-                 {"embedding.weight", "[97, 32]", "[101, 24]", "layers.0.attention.in_proj_weight",
+                 {"big_model: give the --layers, --dim, --ff_dim, --vocab_size that the weights",
+                  "embedding.weight", "[97, 32]", "[101, 24]", "layers.0.attention.in_proj_weight",
                   "output_head.bias", "layers.2.layer_norm.weight"});
 }
 
@@ -463,6 +478,23 @@ TEST(DyingRanks, InterruptEndsAll) {
   const dist::Result r = run.program().wait();
   EXPECT_EQ(r.exit_code, 128 + SIGINT);
   EXPECT_FALSE(dist::is_running(ranks[0]) || dist::is_running(ranks[1]));
+}
+
+TEST(DyingRanks, AnInterruptedRunSaysHowToGoOn) {
+  for (const Flags& more : {Flags{}, Flags{"--async_save"}}) {
+    const std::string folder = dist::new_folder() + "/run";
+    LongRun run(more + Flags{"--save_interval=2", "--checkpoint_dir=" + folder});
+    ASSERT_TRUE(run.reaches(8));
+    kill(run.program().pid(), SIGINT);
+    const dist::Result r = run.program().wait();
+    EXPECT_EQ(r.exit_code, 128 + SIGINT);
+    const std::string said = "the last checkpoint is ";
+    const size_t at = r.err.find(said + folder + "/step-");
+    ASSERT_NE(at, std::string::npos) << r.err;
+    const size_t name = at + said.size(), end = r.err.find(';', name);
+    EXPECT_TRUE(fs::exists(r.err.substr(name, end - name) + "/state.json")) << r.err;
+    EXPECT_EQ(r.err.find("; go on: --resume --checkpoint_dir=" + folder + "\n"), end) << r.err;
+  }
 }
 
 // One that throws: the loss becomes NaN, and every rank says so; it is told once.

@@ -241,7 +241,8 @@ TEST_F(BigModelProgram, WhatIsPassedOverInAFolderIsNamed) {
       big_model(without_data(small_run(1)) +
                 Flags{"--data=" + texts, "--tokenizer=bytes", "--vocab_size=256", "--steps=1"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_NE(r.out.find("passed over as no text: b.dat"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find(" of 1 file(s) (passed over as no text: b.dat), "), std::string::npos)
+      << r.out;
 }
 
 // Bytes have 256 tokens unless a flag says otherwise, and then only those are sampled.
@@ -323,6 +324,68 @@ TEST_F(BigModelProgram, Help) {
                            "--seed",
                            "--threads"})
     EXPECT_NE(r.out.find(flag), std::string::npos) << flag;
+}
+
+TEST_F(BigModelProgram, HelpSaysWhatTheModelsSizesAre) {
+  const std::string help = big_model({"--help"}).out;
+  for (const char* text : {"laptop: small", "the default text is too short", "0: OMP_NUM_THREADS",
+                           "a multiple of --heads", "of a block's attention", "its labels"})
+    EXPECT_NE(help.find(text), std::string::npos) << text;
+}
+
+// Bytes that a model made up, NUL and halves of characters among them.
+TEST_F(BigModelProgram, TheSampleIsTextAndEndsItsLine) {
+  std::string bytes;
+  for (int i = 0; i < 20000; ++i) bytes += char(i * 7919 % 256);
+  std::ofstream(folder_ + "/text.txt") << std::string(70000, 'x') + bytes;
+  const dist::Result r = big_model(without_data(small_run(1)) +
+                                   Flags{"--data=" + folder_ + "/text.txt", "--tokenizer=bytes",
+                                         "--vocab_size=256", "--steps=1", "--temperature=1000",
+                                         "--top_k=0", "--max_new_tokens=1000", "--prompt=begin"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  const size_t begin = r.out.find("\nbegin"), end = r.out.find("\n\nnext: ");
+  ASSERT_TRUE(begin != std::string::npos && end != std::string::npos) << r.out;
+  const std::string sample = r.out.substr(begin + 1, end - begin - 1);
+  EXPECT_GT(dist::count(sample, "\uFFFD"), 100) << sample;
+  EXPECT_GT(sample.size(), 1000u);
+  for (const char c : sample)
+    EXPECT_TRUE(c < 0 || c == '\n' || c == '\t' || (c >= ' ' && c != 127)) << int(c);
+}
+
+TEST_F(BigModelProgram, SaysHowToGoOn) {
+  const std::string run = folder_ + "/run";
+  const Flags flags = small_run(1) + Flags{"--steps=4", "--checkpoint_dir=" + run};
+  const dist::Result saved = big_model(flags + Flags{"--save_interval=2"});
+  EXPECT_EQ(saved.exit_code, 0) << saved.err;
+  EXPECT_NE(saved.out.find("  go on: --resume --checkpoint_dir=" + run + " --steps=8"),
+            std::string::npos)
+      << saved.out;
+  const dist::Result none = big_model(flags + Flags{"--checkpoint_dir="});
+  EXPECT_EQ(none.out.find("go on: "), std::string::npos) << none.out;
+}
+
+// mpirun may give a rank a terminal of its own.
+TEST_F(BigModelProgram, RedrawsOnATerminalThatIsNotMpiruns) {
+  const std::string command = [] {
+    std::string text = kBigModel;
+    for (const std::string& flag : small_run(1) + Flags{"--steps=3"}) text += " " + flag;
+    return text;
+  }();
+  const auto redraws = [&](const std::map<std::string, std::string>& environment) {
+    const dist::Result r = dist::run({"/usr/bin/script", "-qec", command, "/dev/null"},
+                                     big_model_environment({.environment = environment}));
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_NE(r.out.find("step 3/3"), std::string::npos) << r.out;
+    return dist::count(r.out, "\033[K");
+  };
+  EXPECT_GT(redraws({}), 0);
+  EXPECT_EQ(redraws({{"OMPI_COMM_WORLD_RANK", "0"},
+                     {"OMPI_COMM_WORLD_SIZE", "1"},
+                     {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                     {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                     {"OMPI_MCA_orte_jobfam_session_dir", folder_},
+                     {"SHERD_BACKEND", "shm"}}),
+            0);
 }
 
 TEST_F(BigModelProgram, NothingIsWrittenUnasked) {

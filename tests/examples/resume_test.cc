@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "distributed/checkpoint/convert.h"
 #include "tests/examples/big_model_run.h"
 
 namespace examples {
@@ -160,6 +161,8 @@ TEST_F(Resume, T_32_AtAnotherNumberOfRanksAndStrategy) {
       const dist::Result r = run(flags(4, 6, {"--resume", strategy}));
       ASSERT_EQ(r.exit_code, 0) << r.err;
       EXPECT_TRUE(weights() == at_six) << strategy;
+      EXPECT_NE(r.out.find("strategy \"full_shard\" -> \""), std::string::npos) << r.out;
+      EXPECT_NE(r.out.find("world_size 2 -> 4"), std::string::npos) << r.out;
     }
     fs::remove(folder_ + "/log");
     ASSERT_EQ(run(flags(4, 12, {"--resume", "--strategy=ddp", format})).exit_code, 0);
@@ -292,6 +295,20 @@ TEST_F(Resume, OfAnotherFunctionOrSchedule) {
   EXPECT_NE(none.out.find("nothing to train: the checkpoint is of step 4, and --steps=2"),
             std::string::npos)
       << none.out;
+}
+
+TEST_F(Resume, OfWeightsAlone) {
+  dist::to_sharded(concat(kGoldens, "bigmodel_odd/init.safetensors"), "", checkpoints(), 3);
+  const dist::Result r = run(flags(2, 6, {"--resume"}));
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_EQ(dist::lines_of(r.err).size(), 1u) << r.err;
+  EXPECT_NE(r.err.find("holds no optimizer's state: begin anew with its weights by --init_from=" +
+                       checkpoints() + " and another --checkpoint_dir"),
+            std::string::npos)
+      << r.err;
+  const dist::Result begun = run(flags(
+      2, 3, {"--init_from=" + checkpoints(), concat("--checkpoint_dir=", folder_, "/other")}));
+  EXPECT_EQ(begun.exit_code, 0) << begun.err;
 }
 
 TEST_F(Resume, OnOtherDataOfTheSameSize) {

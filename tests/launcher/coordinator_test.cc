@@ -333,13 +333,15 @@ TEST(NodeState, TravelsAsText) {
                             .pid = 99,
                             .signal = 9,
                             .seconds = 1.5,
-                            .error = "no \xff UTF-8"}},
+                            .error = "no \xff UTF-8",
+                            .log = "logs/1"}},
                   .reason = "r",
                   .beat = 12};
   const NodeState same = node_state_from(to_text(state));
   EXPECT_EQ(same.host, state.host);
   EXPECT_EQ(same.ends.at(0).signal, 9);
   EXPECT_EQ(same.ends.at(0).error.substr(0, 3), "no ");
+  EXPECT_EQ(same.ends.at(0).log, "logs/1");
   EXPECT_EQ(same.beat, 12);
   const Decision decision{.kind = Kind::kRestart,
                           .round = 3,

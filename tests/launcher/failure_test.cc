@@ -79,6 +79,16 @@ TEST(Describe, AllTogether) {
             "    pid 103 on host3, local rank 3, 0.0 s after the start, exit code -9");
 }
 
+TEST(Describe, TheLogOfTheFirst) {
+  std::vector<RankEnd> ends{exited(1, 3, "boom"), exited(2, 3, "boom")};
+  for (RankEnd& end : ends) end.log = concat("logs/", end.rank);
+  EXPECT_EQ(describe_all(ends, [](const RankEnd&) { return "host"; }),
+            "rank 1: exit code 3: boom\n"
+            "    pid 101 on host, local rank 1, 0.0 s after the start\n"
+            "    log: logs/1\n"
+            "    rank 2 likewise: pid 102 on host, local rank 2, 0.0 s after the start");
+}
+
 TEST(LauncherExitCode, IsTheRanksWhereThatIsPlain) {
   EXPECT_EQ(launcher_exit_code(exited(0, 3)), 3);
   EXPECT_EQ(launcher_exit_code(exited(0, 125)), 125);

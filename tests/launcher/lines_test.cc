@@ -79,6 +79,38 @@ TEST(ErrorTail, PrefersWhatLooksLikeAnError) {
       "==7==ERROR: AddressSanitizer: heap-use-after-free");
 }
 
+// As Sherd's lists of what does not fit are.
+TEST(ErrorTail, WhatFollowsBelongsToTheError) {
+  const Lines lists{"terminate called after throwing an instance of 'sherd::Error'",
+                    "  what():  [load run/step-000024] the entries do not fit the model:",
+                    "  missing: error_head.weight", "x.weight: [3], not [2]"};
+  EXPECT_EQ(last_error(lists, false),
+            "[load run/step-000024] the entries do not fit the model: missing: error_head.weight "
+            "x.weight: [3], not [2]");
+  EXPECT_EQ(last_error({"Error: a", "\t\tfailed: b", "  c", "step 1", "  d"}, true),
+            "Error: a failed: b c");
+  // A traceback's own lines are no errors' beginnings for long.
+  EXPECT_EQ(last_error({"Traceback:", "    raise ValueError('x')", "ValueError: x"}, true),
+            "ValueError: x");
+  EXPECT_EQ(last_error({"terminate called", "  what():  a", "sh: Aborted", "error: b"}, true),
+            "error: b");
+}
+
+TEST(ErrorTail, ALongErrorIsCut) {
+  Lines lines{"error: a list"};
+  for (int i = 0; i < 100; ++i) lines.push_back("  entry " + std::to_string(i));
+  const std::string text = last_error(lines, true);
+  EXPECT_EQ(text.size(), 500u);
+  EXPECT_EQ(text.find("error: a list entry 0 entry 1 "), 0u) << text;
+  EXPECT_TRUE(text.ends_with(" ...")) << text;
+  std::string accents = "error:";  // of two bytes each, behind an odd number or an even one
+  for (int i = 0; i < 300; ++i) accents += "\xC3\xA4";
+  for (const char* front : {"", "_"}) {
+    const std::string cut = last_error({front + accents}, true);
+    EXPECT_EQ(cut.substr(cut.size() - 6), "\xC3\xA4 ...");
+  }
+}
+
 TEST(ErrorTail, ElseTheLastLineThatIsNotBlankIfWanted) {
   EXPECT_EQ(last_error({"one", "  two  ", "", " "}, true), "two");
   EXPECT_EQ(last_error({"one", "two"}, false), "");

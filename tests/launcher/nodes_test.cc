@@ -431,6 +431,8 @@ TEST(Logs, R_011_redirected_errors_are_in_the_summary_and_attempts_apart) {
               "echo '[op] broken' >&2; exit 4"));
   EXPECT_EQ(r.exit_code, 4);
   EXPECT_EQ(count(r.err, "rank 0: exit code 4: [op] broken"), 2) << r.err;
+  EXPECT_EQ(count(r.err, "\n    log: " + folder), 2) << r.err;
+  EXPECT_EQ(count(r.err, "/attempt_1/0/stderr.log\n"), 1) << r.err;
   EXPECT_EQ(files_below(folder).at("attempt_1/0/stderr.log"), "[op] broken\n");
 }
 

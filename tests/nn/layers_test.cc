@@ -127,6 +127,7 @@ TEST(Layers, ErrorsNameTheLayer) {
   expect_error([&] { m.forward(ones({2, 3, 5}), x, x); }, {"[MultiheadAttention]", "[2, 3, 5]"});
   expect_error([&] { m.forward(x, ones({2, 5, 4}), x); }, {"[MultiheadAttention]", "[2, 5, 4]"});
   expect_error([&] { m.forward(x, x, x, {.attn_mask = ones({2, 2})}); }, {"[2, 2]"});
+  expect_error([&] { m.forward(x, x, x, {.attn_mask = ones({3, 3}, kInt64)}); }, {"int64", "bool"});
   expect_error(
       [&] {
         m.forward(x, x, x, {.key_padding_mask = full({2, 4}, 0, kBool)});

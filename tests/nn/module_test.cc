@@ -302,6 +302,63 @@ struct Summing : nn::Module {
   }
 };
 
+class Misfit : public nn::Module {
+ public:
+  Misfit() : block(add<Inner>("block")) {}
+  Tensor forward(const Tensor& x) { return block(x); }
+  struct Inner : nn::Module {
+    Inner() : ffn(add<nn::Sequential>("ffn", nn::Linear(4, 3), nn::Linear(5, 2))) {}
+    Tensor forward(const Tensor& x) { return ffn(x); }
+    nn::Child<nn::Sequential> ffn;
+  };
+  nn::Child<Inner> block;
+};
+
+TEST(Module, AnErrorSaysInWhichModuleItHappened) {
+  Misfit m;
+  const std::string e = error_of([&] { nn::call(m, ones({2, 4})); });
+  EXPECT_TRUE(e.starts_with("[linear] ")) << e;
+  EXPECT_TRUE(e.ends_with(" (in module 'block.ffn.1', sherd::nn::Linear)")) << e;
+  // What is in no module has its type; a hook's error is as it was.
+  nn::Linear alone(3, 2);
+  EXPECT_TRUE(error_of([&] {
+                nn::call(alone, ones({2, 4}));
+              }).ends_with(" (in sherd::nn::Linear)"));
+  m.block->ffn->register_forward_pre_hook([](nn::Module&) { fail("[hook] no"); });
+  EXPECT_EQ(error_of([&] { nn::call(m, ones({2, 4})); }), "[hook] no");
+}
+
+// They would be lost: values come from the seed, at first use.
+TEST(Module, ParametersWithoutValuesAreNotWritten) {
+  nn::Linear linear(2, 2);
+  {
+    NoGrad off;
+    for (Tensor p : linear.parameters())
+      for (const auto& write : std::vector<std::function<void()>>{
+               [&] { p.fill_(0.5); }, [&] { p.mul_(2); }, [&] { p.copy_(ones({})); }})
+        EXPECT_NE(error_of(write).find("materialize()"), std::string::npos) << error_of(write);
+    linear.materialize();
+    for (Tensor p : linear.parameters()) p.fill_(0.5);
+  }
+  EXPECT_EQ(linear.weight->sum().item(), 2);
+  const Tensor meta = empty({1}, kFloat32, kMeta);
+  EXPECT_NE(error_of([&] { meta.item(); }).find("meta"), std::string::npos);
+  EXPECT_NE(error_of([&] { ones({1}).copy_(meta); }).find("meta"), std::string::npos);
+}
+
+TEST(Module, AParameterThatIsNotThereIsAnError) {
+  nn::Linear linear(2, 2, {.bias = false});
+  EXPECT_NE(error_of([&] { linear.bias->numel(); }).find("[parameter]"), std::string::npos);
+}
+
+TEST(Module, ParametersArePrinted) {
+  nn::Linear linear(2, 1, {.bias = false});
+  linear.weight->set_data(tensor<float>({1, 2}).view({1, 2}));
+  std::ostringstream out;
+  out << linear.weight;
+  EXPECT_EQ(out.str(), "tensor([[1., 2.]], requires_grad=True)");
+}
+
 TEST(Module, CallHooksSeeAndReplaceTensors) {
   Names trace;
   Summing m;
