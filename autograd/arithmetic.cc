@@ -21,10 +21,20 @@ Tensor pow(const Tensor& a, const Tensor& b) { return call(Pow{}, a, b); }
 Tensor maximum(const Tensor& a, const Tensor& b) { return call(Maximum{}, a, b); }
 Tensor minimum(const Tensor& a, const Tensor& b) { return call(Minimum{}, a, b); }
 Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) { return call(Where{}, c, a, b); }
+namespace {
+// The least and the greatest value of an integer dtype; 2^63 stands for the one below it.
+std::pair<double, double> range_of(DType d) {
+  if (d == kUInt8) return {0, 255};
+  if (d == kInt32) return {-0x1p31, 0x1p31 - 1};
+  return {-0x1p63, 0x1p63};
+}
+}  // namespace
+
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   if (mask.dtype() != kBool) fail("[masked_fill] the mask must be bool, got ", mask.dtype());
   if (!is_float(x.dtype()) && x.dtype() != kBool) {  // in whole numbers: 2^24 + 1 stays what it is
-    if (!(value >= -0x1p63 && value < 0x1p63))
+    const auto [least, most] = range_of(x.dtype());
+    if (!(value >= least && value <= most && value != 0x1p63))
       fail("[masked_fill] ", value, " is no value of ", x.dtype());
     return where(mask, Tensor(int64_t(value)), x).to(x.dtype());
   }
@@ -40,9 +50,7 @@ Tensor clamp(const Tensor& x, double min, double max) {
   const auto is_whole = [](double v) { return std::isinf(v) || v == std::floor(v); };
   if (!is_whole(min) || !is_whole(max)) return call(Clamp{min, max}, x.to(kFloat32));
   // In whole numbers; a bound that no value of the dtype reaches is none.
-  const auto [least, most] = x.dtype() == kUInt8   ? std::pair(0.0, 255.0)
-                             : x.dtype() == kInt32 ? std::pair(-0x1p31, 0x1p31 - 1)
-                                                   : std::pair(-0x1p63, 0x1p63);
+  const auto [least, most] = range_of(x.dtype());
   const auto bound = [least, most](double v) {
     v = std::clamp(v, least, most);
     return Tensor(v == 0x1p63 ? INT64_MAX : int64_t(v));
@@ -75,9 +83,10 @@ Tensor operator|(const Tensor& a, const Tensor& b) { return call(Or{}, a, b); }
 namespace autograd {
 void check_in_place(const char* op, const Tensor& x, bool gives_history) {
   if (x.device().is_meta() && x.is_leaf() && x.requires_grad())
-    fail("[", op,
-         "_] the parameter has no values yet, and what is written to it would be lost: call "
-         "materialize() on its module first");
+    fail(
+        "[", op,
+        "_] a leaf on the meta device has no values, and what is written to it would be lost: of a "
+        "module's parameter, call materialize() on the module first");
   if (!grad_enabled() || !(x.requires_grad() || gives_history)) return;
   if (x.requires_grad() && x.is_leaf())
     fail("[", op,
@@ -134,7 +143,7 @@ Tensor Tensor::contiguous() const {
 
 static void copy_as(const char* name, Tensor& to, const Tensor& from) {
   check_no_overlap(name, to, from);
-  autograd::check_in_place(name, to, from.requires_grad());
+  autograd::check_in_place(name, to, from.requires_grad() && is_float(to.dtype()));
   const Tensor before = to;  // what was there gets a gradient of 0
   copy_raw(to, from);
   to.bump_version();

@@ -407,6 +407,11 @@ void Run::execute() {
       run_task(task);
     }
     leave_until(0);
+    for (auto& [leaf, places] : leaf_captures_) {
+      if (Tensor& g = captured[places[0]]; g.defined())
+        run_hooks(leaf->hooks, leaf->name.empty() ? "a leaf" : leaf->name.c_str(), g);
+      for (int i : places) captured[i] = captured[places[0]];
+    }
   } catch (...) {
     entered_.clear();
     current_run = restore.before;
@@ -417,11 +422,6 @@ void Run::execute() {
       }
     }
     throw;
-  }
-  for (auto& [leaf, places] : leaf_captures_) {
-    if (Tensor& g = captured[places[0]]; g.defined())
-      run_hooks(leaf->hooks, leaf->name.empty() ? "a leaf" : leaf->name.c_str(), g);
-    for (int i : places) captured[i] = captured[places[0]];
   }
   current_run = restore.before;
   std::exception_ptr error;  // every observer is told, whatever another one throws

@@ -41,6 +41,14 @@ class PointwiseNode final : public Node {
   void backward(std::span<const Tensor> g, std::span<Tensor> out) override {
     Tensor in[N + 1];
     for (int k = 0; k <= N; ++k) in[k] = saved[k].get();
+    // In formulas over Tensor a number keeps its digits: beside another one it would be a float32.
+    if (grad_enabled())
+      for (Tensor& t : in)
+        if (t.defined() && t.impl()->wrapped) {
+          const Tensor plain = empty({}, t.dtype());
+          copy_raw(plain, t);
+          t = plain;
+        }
     [&]<int... I>(std::integer_sequence<int, I...>) {
       (
           [&] {

@@ -16,17 +16,16 @@ namespace sherd {
 
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& text) : std::runtime_error(text), text_(text) {}
-  const char* what() const noexcept override { return text_.c_str(); }
-  // Adds where it happened, " (in module 'layers.3.ffn')", unless that was said or ruled out ("").
-  void locate(const std::string& place) {
-    if (!is_located_) text_ += place;
-    is_located_ = true;
+  explicit Error(const std::string& text) : std::runtime_error(text) {}
+  // The same with where it happened, " (in module 'layers.3.ffn')". A new one: others may hold this.
+  Error at(const std::string& place) const {
+    Error e(what() + place);
+    e.is_located_ = true;
+    return e;
   }
   bool is_located() const { return is_located_; }
 
  private:
-  std::string text_;
   bool is_located_ = false;
 };
 
@@ -42,7 +41,7 @@ std::string concat(const A&... a) {
       s += v;
     } else if constexpr (std::is_floating_point_v<T>) {
       char digits[32];  // as few as tell the number
-      s.append(digits, std::to_chars(digits, digits + sizeof digits, double(v)).ptr);
+      s.append(digits, std::to_chars(digits, digits + sizeof digits, v).ptr);
     } else if constexpr (std::is_arithmetic_v<T>) {
       s += std::to_string(v);
     } else if constexpr (std::is_convertible_v<T, std::string_view>) {

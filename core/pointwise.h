@@ -198,8 +198,8 @@ Tensor output(const Plan& plan, std::span<const Tensor* const> inputs);
 // Error unless `out` can take the plan's result: its shape, its dtype's category, not expanded.
 void check_writable(const char* op, const Tensor& out, const Plan& plan, bool in_place);
 
-// Error if writing to `out` changes what is still to be read of `in`: they share memory, and not
-// element for element. Only of tensors that fill a range of memory; others may interleave.
+// Error if `out` and `in` share memory and not element for element, so that writing may change what
+// is still to be read. Found only of tensors that fill a range of memory; others may interleave.
 void check_no_overlap(const char* op, const Tensor& out, const Tensor& in);
 
 // Runs the kernel: out = op(in...), computed in the type that fits `common`.

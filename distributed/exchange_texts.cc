@@ -41,8 +41,8 @@ std::vector<std::string> meet(Store& store, const std::string& what, const std::
   std::vector<std::string> keys;
   for (size_t i = 0; i < party.ranks.size(); ++i) keys.push_back(concat(what, "/", i));
   store.set(keys[size_t(party.rank)], mine);
-  if (party.timeout > party.quiet_time &&
-      !wait_until(store, keys, party.since + party.quiet_time)) {
+  const auto quiet_until = Clock::now() + party.quiet_time, deadline = party.since + party.timeout;
+  if (quiet_until < deadline && !wait_until(store, keys, quiet_until)) {
     const std::vector<size_t> missing = missing_in(store, keys);
     // The first that is there speaks for all.
     size_t speaker = 0;
@@ -52,7 +52,7 @@ std::vector<std::string> meet(Store& store, const std::string& what, const std::
                    waited(party, party.quiet_time, missing).c_str(),
                    long(party.timeout.count() / 1000));
   }
-  if (!wait_until(store, keys, party.since + party.timeout))
+  if (!wait_until(store, keys, deadline))
     fail(waited(party, party.timeout, missing_in(store, keys)), " (store ", store.name(), ")");
   return keys;
 }

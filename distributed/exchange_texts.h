@@ -17,7 +17,7 @@ struct Party {
   std::vector<int> ranks = {};            // their numbers in the job
   int rank = 0;                           // this one's place among them
   Milliseconds timeout = kDefaultTimeout;
-  Milliseconds quiet_time{10'000};  // then who waits for others says so on stderr, once
+  Milliseconds quiet_time{10'000};  // then who waits says so on stderr
   // From which the timeout counts, for all that the party does.
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 };

@@ -320,6 +320,8 @@ void Training::run() {
   if (step_ == 0 && o_.eval_interval > 0 && o_.steps > 0) evaluate();
   train();
   if (checkpointer_) checkpointer_->wait();
+  if (saving_step_ > 0)
+    remember_checkpoint(o_.checkpoint_dir + "/" + dist::checkpoint_name(saving_step_));
   if (!o_.save_weights.empty()) {
     need_finite_weights();
     dist::ModelState model = state().model;

@@ -192,11 +192,11 @@ int64_t Module::num_parameters() const {
   for (auto& [name, p] : named_parameters()) n += p.numel();
   return n;
 }
-void locate(Error& error, const Module& module) {
-  if (error.is_located()) return;
+void throw_from(const Module& module, const Error& error) {
+  if (error.is_located() || typeid(error) != typeid(Error)) throw;
   const std::string name = module.full_name();
-  error.locate(concat(" (in ", name.empty() ? "" : concat("module '", name, "', "),
-                      module.type_name(), ")"));
+  throw error.at(concat(" (in ", name.empty() ? "" : concat("module '", name, "', "),
+                        module.type_name(), ")"));
 }
 
 std::string Module::full_name() const { return path_of(state_.get()); }

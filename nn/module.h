@@ -20,6 +20,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -164,7 +165,9 @@ using KeptArgument = std::conditional_t<
         !visit_detail::TupleLike<std::decay_t<A>>,
     A, std::decay_t<A>>;
 
-void locate(Error& error, const Module& module);
+// In a handler of `error`: throws it on, with the place in its text if it has none yet. Errors of
+// other types, which say what to do with them, stay as they are.
+[[noreturn]] void throw_from(const Module& module, const Error& error);
 
 // Runs `f` as a forward of `module`, with its hooks (FSDP gathers the module's parameters round
 // it). So another method than forward is made callable on a sharded module:
@@ -193,9 +196,9 @@ auto as_forward(Module* module, const F& f, A&&... args) {
   const auto run_hook = [](const auto& hook) {
     try {
       hook();
-    } catch (Error& e) {
-      e.locate("");
-      throw;
+    } catch (const Error& e) {
+      if (typeid(e) != typeid(Error)) throw;
+      throw e.at("");
     }
   };
   for (auto& h : hooks) {
@@ -226,9 +229,8 @@ auto call_once(M& module, A&&... args) {
       [&module](auto&&... a) {
         try {
           return module.forward(std::forward<decltype(a)>(a)...);
-        } catch (Error& e) {
-          locate(e, module);
-          throw;
+        } catch (const Error& e) {
+          throw_from(module, e);
         }
       },
       std::forward<A>(args)...);

@@ -1,5 +1,7 @@
 // Arithmetic, comparisons and choice. See pointwise.h for how to read and extend this.
 #pragma once
+#include <limits>
+
 #include "core/ops/copy.h"
 #include "core/pointwise.h"
 
@@ -120,7 +122,13 @@ struct Clamp {
     auto low = where(x < min, min, x);
     return where(low > max, max, low);
   }
-  constexpr auto grad(auto g, auto x, auto) const { return where((x > min) & (x < max), g, 0); }
+  // None at the bounds, as in PyTorch 2.15; an infinite one is no bound.
+  constexpr auto grad(auto g, auto x, auto) const {
+    constexpr double kNone = std::numeric_limits<double>::infinity();
+    const auto above = min == -kNone ? x >= min : x > min,
+               below = max == kNone ? x <= max : x < max;
+    return where(above & below, g, 0);
+  }
 };
 struct Where {
   static constexpr auto name = "where";

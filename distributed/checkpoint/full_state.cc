@@ -116,6 +116,7 @@ void load_weights(const std::string& path, ModelState& model) {
 // ---- optimizer
 FileSummary save_optimizer(const std::string& path, ModelState& model,
                            const optim::Optimizer& optimizer) {
+  const CollectiveCall call("save_optimizer");
   const nn::StateDict state = optimizer.state_dict();
   const auto& parts = model.parts();
   // A rank that holds nothing of a parameter has never stepped it: what a parameter's state

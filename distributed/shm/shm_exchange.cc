@@ -9,6 +9,10 @@
 
 #include "distributed/tree_sum.h"
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // since Linux 5.14, and in headers later
+#endif
+
 namespace sherd::dist {
 namespace {
 

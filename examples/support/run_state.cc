@@ -103,13 +103,10 @@ RunFolder open_run_folder(Options& o) {
       throw UsageError(
           o.checkpoint_dir +
           " holds checkpoints: go on from them with --resume, or start afresh with --overwrite");
+    if (dist::rank() == 0 && o.overwrite) dist::need_removable_checkpoints(o.checkpoint_dir);
   });
   folder.is_to_be_emptied = folder.has_checkpoints && o.overwrite;
-  if (!folder.is_to_be_emptied) return folder;
-  folder.has_checkpoints = false;
-  all_or_usage_error([&] {
-    if (dist::rank() == 0) dist::need_removable_checkpoints(o.checkpoint_dir);
-  });
+  if (folder.is_to_be_emptied) folder.has_checkpoints = false;
   return folder;
 }
 

@@ -69,6 +69,7 @@ TEST(Engine, CreateGraphChangesNoGradient) {
     autograd::register_hook(y, [](const Tensor& g) { return g * 10; });
     return y;
   };
+  expect_same([](const Tensor& x) { return pow(abs(x) + 1, 2.1079150850612667); }, four, "pow");
   expect_same([&](const Tensor& x) { return attend(hooked(x), x, x); }, four, "hook");
   expect_same([&](const Tensor& x) { return layer_norm(hooked(x), {3}); }, {2, 3}, "hook");
   expect_same([&](const Tensor& x) { return packed_self_attention(hooked(x), 1); }, {1, 2, 6},
@@ -84,6 +85,20 @@ TEST(Engine, GradRunsTheHooksOfItsInputs) {
   const Tensor w = leaf({1}, 3);
   autograd::register_hook(w, [](const Tensor& g) { return g * 10; });
   EXPECT_EQ(values(grad({(w * 2).sum()}, {w})[0]), (std::vector<double>{20}));
+}
+
+TEST(Engine, AHookOfGradThatThrowsEndsTheBackward) {
+  struct Watch : autograd::BackwardObserver {
+    int ended = 0;
+    bool on_plan(const autograd::Plan&) override { return true; }
+    void on_end(bool failed) override { ended += failed; }
+  } watch;
+  autograd::add_observer(&watch);
+  const Tensor w = leaf({1}, 3);
+  autograd::register_hook(w, [](const Tensor&) -> Tensor { fail("no"); });
+  EXPECT_SAYS(grad({(w * 2).sum()}, {w}), "no");
+  EXPECT_EQ(watch.ended, 1);
+  autograd::remove_observer(&watch);
 }
 
 TEST(Engine, AHookMayAddHooks) {

@@ -83,6 +83,8 @@ TEST(InPlace, OverlappingMemoryIsRefused) {
   expect_error([&] { x.copy_(x.t()); }, what);
   expect_error([&] { x.mul_(x.select(0, 1)); }, what);
   expect_error([&] { x.narrow(0, 1, 3).add_(x.narrow(0, 0, 3)); }, what);
+  Tensor row = ones({1, 4}, kFloat64);
+  row.view({4, 1}).add_(row.t());       // strides of one element do not matter
   x.add_(x);                            // element for element
   x.select(1, 0).add_(x.select(1, 1));  // side by side
   x.narrow(0, 0, 2).add_(x.narrow(0, 2, 2));
@@ -93,6 +95,7 @@ TEST(InPlace, IntegersStayConstants) {
   const Tensor w = leaf({1, 2});
   Tensor i = zeros({2}, kInt64);
   i.copy_(w * 2.5);
+  i.narrow(0, 0, 1).copy_(w.narrow(0, 0, 1) * 2.5);  // a view of constants, too
   EXPECT_FALSE(i.requires_grad());
   EXPECT_EQ(values(i), (Values{2, 5}));
 }

@@ -348,6 +348,9 @@ TEST(Pointwise, WholeNumbersAreNotRounded) {
   EXPECT_EQ(ints(masked_fill(x, none, 7)), (Ints{big, -3, INT64_MAX}));
   EXPECT_EQ(ints(masked_fill(x, x > 0, -1)), (Ints{-1, -3, -1}));
   EXPECT_THROW(masked_fill(x, none, NAN), Error);
+  EXPECT_THROW(masked_fill(tensor<int32_t>({1}), zeros({1}, kBool), 1e10), Error);
+  EXPECT_EQ(values(pow(tensor<int32_t>({3, -2}), tensor<int32_t>({20, 31}))),
+            (std::vector<double>{3486784401.0 - 4294967296.0, -2147483648.0}));
   EXPECT_EQ(ints(clamp(x, 0, INFINITY)), (Ints{big, 0, INT64_MAX}));
   EXPECT_EQ(ints(clamp(x, -INFINITY, 5)), (Ints{5, -3, 5}));
   EXPECT_EQ(clamp(tensor<int32_t>({-7, 9}), 0, 1e10).dtype(), kInt32);
@@ -392,7 +395,7 @@ TEST(Views, SizesBeyondTheTensorAreErrors) {
 }
 
 // PyTorch's: what is neither below nor above has the whole gradient.
-TEST(Pointwise, GradientsAtNaN) {
+TEST(Pointwise, GradientsAtNaNAndAtBounds) {
   const auto gradient = [](const auto& f, double value) {
     Tensor x = tensor<double>({value, value, value, value, value}).set_requires_grad();
     f(x).backward(tensor<double>({1, 2, 3, 4, 5}));
@@ -401,6 +404,11 @@ TEST(Pointwise, GradientsAtNaN) {
   const std::vector<double> all = {1, 2, 3, 4, 5};
   const Tensor other = full({5}, 0.5, kFloat64);
   EXPECT_EQ(gradient([](const Tensor& x) { return relu(x); }, NAN), all);
+  const std::vector<double> none(5);
+  for (double value : {0.0, 2.0, 5.0, double(NAN)})
+    EXPECT_EQ(gradient([](const Tensor& x) { return clamp(x, 0, 2); }, value), none) << value;
+  for (double value : {1.0, double(INFINITY)})
+    EXPECT_EQ(gradient([](const Tensor& x) { return clamp(x, 0, INFINITY); }, value), all);
   EXPECT_EQ(gradient([&](const Tensor& x) { return maximum(x, other); }, NAN), all);
   EXPECT_EQ(gradient([&](const Tensor& x) { return maximum(other, x); }, NAN), all);
   EXPECT_EQ(gradient([&](const Tensor& x) { return minimum(x, other); }, NAN), all);

@@ -87,6 +87,7 @@ TEST_F(Mpi, AutoNeverPicksIt) {
   over_mpi(
       2,
       [](int) {
+        unsetenv("SHERD_BACKEND");
         init_process_group();
         EXPECT_EQ(default_group()->backend(), "shm");
         Tensor x = full({3}, 1);
