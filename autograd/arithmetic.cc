@@ -141,7 +141,8 @@ Tensor Tensor::contiguous() const {
   return record<1>("contiguous", y, {this}, [](const Tensor& g, Needs) { return std::array{g}; });
 }
 
-static void copy_as(const char* name, Tensor& to, const Tensor& from) {
+namespace {
+void copy_as(const char* name, Tensor& to, const Tensor& from) {
   check_no_overlap(name, to, from);
   autograd::check_in_place(name, to, from.requires_grad() && is_float(to.dtype()));
   const Tensor before = to;  // what was there gets a gradient of 0
@@ -155,6 +156,8 @@ static void copy_as(const char* name, Tensor& to, const Tensor& from) {
               return r;
             });
 }
+}  // namespace
+
 Tensor& Tensor::copy_(const Tensor& from) {
   copy_as("copy", *this, from);
   return *this;
