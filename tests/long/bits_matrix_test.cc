@@ -63,8 +63,9 @@ std::vector<Combination> all_runs() {
 constexpr int64_t kVocabulary = 11, kTime = 5, kBatch = 2, kSteps = 3;
 
 // The weights after some steps, on rank 0; elsewhere nothing. No run: DistributedDataParallel.
+// `mesh`: of hybrid strategies.
 std::vector<std::vector<float>> train(const Combination* run, Precision precision,
-                                      int64_t accumulate) {
+                                      int64_t accumulate, const dist::DeviceMesh& mesh) {
   manual_seed(3);
   BigModel model(3, 16, 24, kVocabulary,
                  {.heads = 2, .activation_checkpointing = run && run->checkpointed});
@@ -72,11 +73,7 @@ std::vector<std::vector<float>> train(const Combination* run, Precision precisio
   std::optional<DistributedDataParallel<BigModel>> ddp;
   if (run) {
     FsdpOptions o = run->options;
-    // Two that share a copy; of an odd number of ranks, each has its own.
-    const int shard = dist::world_size() % 2 ? 1 : 2;
-    if (is_hybrid(o.sharding_strategy))
-      o.device_mesh =
-          dist::init_device_mesh({dist::world_size() / shard, shard}, {"replicate", "shard"});
+    if (is_hybrid(o.sharding_strategy)) o.device_mesh = mesh;
     if (run->wrap == Wrap::kBlocks)
       o.auto_wrap_policy = module_wrap_policy<LargeTransformerBlock>();
     if (run->wrap == Wrap::kSizes) o.auto_wrap_policy = size_based_auto_wrap_policy(300);
@@ -124,21 +121,26 @@ class BitsMatrix : public testing::TestWithParam<std::tuple<int /*ranks*/, Preci
 TEST_P(BitsMatrix, AllOptionsGiveTheSameBits) {
   const auto [ranks, precision, accumulate] = GetParam();
   const std::vector<Combination> runs = all_runs();
-  dist::run_ranks(ranks, [&, precision = precision, accumulate = accumulate](int rank) {
-    // Below float32 there is no DDP to compare with: the first run is the reference.
-    const auto reference =
-        train(precision == Precision::kFp32 ? nullptr : &runs[0], precision, accumulate);
-    int different = 0;
-    for (const Combination& run : runs) {
-      const auto weights = train(&run, precision, accumulate);
-      if (rank != 0 || weights == reference) continue;
-      if (++different <= 5) ADD_FAILURE() << run.describe();
-    }
-    if (rank == 0) {
-      EXPECT_EQ(reference.size(), 3u + 3 * 10);  // BigModel's names
-      EXPECT_EQ(different, 0) << "of " << runs.size();
-    }
-  });
+  dist::run_ranks(
+      ranks, [&, ranks = ranks, precision = precision, accumulate = accumulate](int rank) {
+        // Two that share a copy; of an odd number of ranks, each has its own. One mesh for all:
+        // groups stay, each with a thread, until the process group is destroyed.
+        const int shard = ranks % 2 ? 1 : 2;
+        const auto mesh = dist::init_device_mesh({ranks / shard, shard}, {"replicate", "shard"});
+        // Below float32 there is no DDP to compare with: the first run is the reference.
+        const auto reference =
+            train(precision == Precision::kFp32 ? nullptr : &runs[0], precision, accumulate, mesh);
+        int different = 0;
+        for (const Combination& run : runs) {
+          const auto weights = train(&run, precision, accumulate, mesh);
+          if (rank != 0 || weights == reference) continue;
+          if (++different <= 5) ADD_FAILURE() << run.describe();
+        }
+        if (rank == 0) {
+          EXPECT_EQ(reference.size(), 3u + 3 * 10);  // BigModel's names
+          EXPECT_EQ(different, 0) << "of " << runs.size();
+        }
+      });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BitsMatrix,
