@@ -39,7 +39,6 @@ struct MemoryStats {
 struct MemoryBlock {
   char* data = nullptr;  // 64-byte aligned
   int64_t bytes = 0;     // as asked for, rounded up to 64
-  int64_t capacity = 0;  // of the cached block
   MemoryCategory category = MemoryCategory::kActivations;
 };
 
@@ -54,7 +53,8 @@ class Allocator {
   virtual void recategorize(MemoryBlock& block, MemoryCategory category) = 0;
   virtual MemoryStats stats() const = 0;
   virtual void reset_peak() = 0;
-  virtual void release_cached() = 0;  // gives free blocks back to the system
+  // Gives free blocks back to the system, where nothing beside them is used that they came with.
+  virtual void release_cached() = 0;
 };
 
 std::shared_ptr<Allocator> make_cpu_allocator();

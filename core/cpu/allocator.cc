@@ -1,9 +1,6 @@
-// The CPU's caching allocator. Small blocks (up to 1 MiB) have size classes, four to a power of
-// two, each with a free list. Large ones come by mmap and are reused best-fit, where at most a
-// quarter of the block would be wasted. A BlockSource, where one is set, stands in for the system.
+// The CPU's caching allocator. Small blocks have size classes, four to a power of two, each with a
+// free list. Those of BlockSource::kLeast bytes and more are pieces of segments.
 #include "core/allocator.h"
-
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
@@ -16,12 +13,13 @@
 
 #include "core/block_source.h"
 #include "core/context.h"
+#include "core/cpu/segments.h"
 #include "core/error.h"
 
 namespace sherd {
 namespace {
 
-constexpr int64_t kAlign = 64, kLarge = int64_t(1) << 20, kPage = 4096;
+constexpr int64_t kAlign = 64, kMost = int64_t(1) << 62;
 
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
@@ -36,23 +34,17 @@ class CpuAllocator : public Allocator {
   ~CpuAllocator() override { release_cached(); }
 
   MemoryBlock allocate(int64_t bytes, MemoryCategory category, const Stream&) override {
+    if (bytes > kMost) fail("[allocate] no system has ", bytes, " bytes for a tensor");
     MemoryBlock b;
     b.bytes = round_up(bytes, kAlign);
     b.category = category;
     if (bytes == 0) return b;
     std::lock_guard lock(mutex_);
     collect();
-    const bool large = b.bytes > kLarge;
-    b.capacity = large ? round_up(b.bytes, kPage) : class_bytes(b.bytes);
-    auto it = free_.lower_bound(b.capacity);
-    if (it != free_.end() && it->first <= (large ? b.capacity + b.capacity / 4 : b.capacity)) {
-      b.capacity = it->first;
-      b.data = it->second.back();
-      it->second.pop_back();
-      if (it->second.empty()) free_.erase(it);
-    } else {
-      b.data = take(b.capacity);
-    }
+    b.data = is_small(b) ? take_small(class_bytes(b.bytes)) : segments_.take(b.bytes);
+    if (!b.data)
+      fail("[allocate] the system has no ", b.bytes, " bytes more (", std::strerror(errno), "); ",
+           stats_.allocated, " are in use and ", reserved(), " reserved on the cpu");
     count(b, +1);
     return b;
   }
@@ -77,7 +69,10 @@ class CpuAllocator : public Allocator {
 
   MemoryStats stats() const override {
     std::lock_guard lock(mutex_);
-    return stats_;
+    MemoryStats s = stats_;
+    s.reserved = reserved();
+    s.system_calls += segments_.system_calls();
+    return s;
   }
 
   void reset_peak() override {
@@ -88,13 +83,20 @@ class CpuAllocator : public Allocator {
 
   void release_cached() override {
     std::lock_guard lock(mutex_);
-    release_free();
+    collect();
+    segments_.release_free();
+    for (auto& [capacity, blocks] : small_) {
+      stats_.system_calls += int64_t(blocks.size());
+      stats_.reserved -= capacity * int64_t(blocks.size());
+      for (char* p : blocks) std::free(p);
+      blocks.clear();
+    }
   }
 
   void set_source(std::shared_ptr<BlockSource> source) {
     std::lock_guard lock(mutex_);
-    release_free();
-    source_ = std::move(source);
+    collect();
+    segments_.set_source(std::move(source));
   }
 
  private:
@@ -103,32 +105,21 @@ class CpuAllocator : public Allocator {
     Event event;
   };
 
-  char* take(int64_t capacity) {
+  char* take_small(int64_t capacity) {
+    std::vector<char*>& blocks = small_[capacity];
+    if (!blocks.empty()) {
+      char* data = blocks.back();
+      blocks.pop_back();
+      return data;
+    }
     ++stats_.system_calls;
-    void* p = nullptr;
-    if (source_ && capacity >= BlockSource::kLeast) {
-      p = source_->take(capacity);
-    } else if (capacity > kLarge) {
-      p = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (p == MAP_FAILED) p = nullptr;
-    } else {
+    void* p = std::aligned_alloc(kAlign, capacity);
+    if (!p) {
+      segments_.release_free();
       p = std::aligned_alloc(kAlign, capacity);
     }
-    if (!p)
-      fail("[allocate] the system has no ", capacity, " bytes more (", std::strerror(errno), "); ",
-           stats_.allocated, " are in use and ", stats_.reserved, " reserved on the cpu");
-    stats_.reserved += capacity;
+    if (p) stats_.reserved += capacity;
     return static_cast<char*>(p);
-  }
-  void give_back(char* p, int64_t capacity) {
-    ++stats_.system_calls;
-    stats_.reserved -= capacity;
-    if (source_ && capacity >= BlockSource::kLeast && source_->owns(p))
-      source_->give_back(p, capacity);
-    else if (capacity > kLarge)
-      munmap(p, capacity);
-    else
-      std::free(p);
   }
   void collect() {
     std::erase_if(waiting_, [&](const Waiting& w) {
@@ -137,19 +128,14 @@ class CpuAllocator : public Allocator {
       return true;
     });
   }
+  static bool is_small(const MemoryBlock& b) { return b.bytes < BlockSource::kLeast; }
   void keep(const MemoryBlock& b) {
-    // Blocks from before set_source() are not handed out again.
-    if (source_ && b.capacity >= BlockSource::kLeast && !source_->owns(b.data))
-      give_back(b.data, b.capacity);
+    if (is_small(b))
+      small_[class_bytes(b.bytes)].push_back(b.data);
     else
-      free_[b.capacity].push_back(b.data);
+      segments_.put(b.data);
   }
-  void release_free() {
-    collect();
-    for (auto& [capacity, blocks] : free_)
-      for (char* p : blocks) give_back(p, capacity);
-    free_.clear();
-  }
+  int64_t reserved() const { return stats_.reserved + segments_.reserved(); }
   void count(const MemoryBlock& b, int sign) {
     stats_.allocated += sign * b.bytes;
     stats_.by_category[int(b.category)] += sign * b.bytes;
@@ -165,10 +151,10 @@ class CpuAllocator : public Allocator {
   }
 
   mutable std::mutex mutex_;
-  std::map<int64_t, std::vector<char*>> free_;  // by capacity
+  std::map<int64_t, std::vector<char*>> small_;  // free ones, by capacity
+  cpu::Segments segments_;
   std::vector<Waiting> waiting_;
-  std::shared_ptr<BlockSource> source_;
-  MemoryStats stats_;
+  MemoryStats stats_;  // `reserved` and `system_calls`: of the small blocks
 };
 
 }  // namespace

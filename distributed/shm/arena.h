@@ -1,6 +1,7 @@
 // Arena: a rank's shareable memory. Its blocks lie in one memfd, a file without a name that ends
 // with the last process that holds it: nothing is left after SIGKILL, and the size of /dev/shm is
-// no limit. Other ranks map the blocks that they are told of.
+// no limit. Other ranks map the blocks that they are told of. Those of tensors are the allocator's
+// segments, with many tensors in one.
 //
 //     auto arena = std::make_shared<Arena>();
 //     set_block_source(Context::current(), arena);             // tensors of 64 KiB and more
@@ -34,11 +35,10 @@ class Arena : public BlockSource {
   Arena();  // Error, with the system's reason, if it can't be made
   ~Arena() override;
 
-  // The pages are there then, not only promised: where memory runs out this returns null, and no
-  // later write is a SIGBUS.
+  // All zero. The pages are there then, not only promised: where memory runs out this returns null,
+  // and no later write is a SIGBUS.
   char* take(int64_t bytes) override;
   void give_back(char* data, int64_t bytes) override;
-  bool owns(const char* data) const override { return find(data, 0).block >= 0; }
 
   // All of [data, data + bytes), which lies in one block; block is -1 if it doesn't.
   Place find(const char* data, int64_t bytes) const;
