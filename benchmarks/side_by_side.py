@@ -5,11 +5,11 @@
     benchmarks/side_by_side.py --torch-python=/path/to/venv/bin/python [--markdown=docs/performance.md]
 
 Needs a Python with PyTorch (`pip install torch numpy`), and a machine that does nothing else. Each repetition runs
-every row once, those that are laid beside each other one after another, so that a slow moment hits both. A row's
-figure is the median of its repetitions, and a repetition's that of its steps; a ratio of speeds is the median of the
-ratios within the repetitions, for machines drift between them. Memory is the largest resident set of any rank, as the
-kernel counts it (wait4). Exit code 1 if a required ratio was not reached or a run failed, the peer's twice (then
-there is no report).
+every row once, those that are laid beside each other one after another, so that a slow moment hits both; every other
+one in the reverse order, so that neither gains by being first. A row's figure is the median of its repetitions, and a
+repetition's that of its steps; a ratio of speeds is the median of the ratios within the repetitions, for machines
+drift between them. Memory is the largest resident set of any rank, as the kernel counts it (wait4). Exit code 1 if a
+required ratio was not reached or a run failed, the peer's twice (then there is no report).
 """
 import argparse
 import json
@@ -258,7 +258,7 @@ def main():
         samples = RANKS * MODEL["batch"] * (arguments.steps + WARMUP + 1)
         write_tokens(os.path.join(folder, "tokens.bin"), samples * MODEL["seq"] + 1)
         for repetition in range(arguments.repetitions):
-            for row in all_rows:
+            for row in all_rows[::-1] if repetition % 2 else all_rows:
                 # PyTorch's ranks sometimes abort while they end.
                 for attempt in (1, 2) if row.side == "PyTorch" else (2,):
                     try:
