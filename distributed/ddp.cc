@@ -303,9 +303,8 @@ bool DdpReducer::on_plan(const autograd::Plan& plan) {
         "out of inputs were told in forward that gradients ",
         announced_ ? "are" : "are not", " exchanged");
   if (sync_) check_usage(used);
-  // Once: gradients in the first buckets are cleared by now, as a rule, and their blocks are of
-  // other sizes than those that are asked for from here on. Kept, they would be a tenth of what is
-  // resident.
+  // Once: gradients in the first buckets are cleared by now, as a rule, and the new buckets are of
+  // other sizes. Segments that lie idle go back before these ask for more.
   if (std::exchange(rebuilt_, false)) Context::current().cpu_allocator()->release_cached();
   active_ = true;
   syncs_now_ = sync_;
