@@ -203,7 +203,7 @@ TEST_F(Failed, GroupThrowsTheFirstCauseAtOnce) {
       EXPECT_HAS(e, "failed before");
       EXPECT_HAS(e, "different collectives");
     }
-    EXPECT_LT(Clock::now() - start, milliseconds(500));
+    EXPECT_LT(Clock::now() - start, milliseconds(2000));
     all_reduce(x);                         // another group is well
     EXPECT_EQ(started, 0);                 // nothing that was queued behind the failure was begun,
     EXPECT_EQ(ended, int(queued.size()));  // and what was accepted was ended
@@ -555,7 +555,7 @@ TEST_F(Peer, IsMissedByAnIdleRank) {
                                        const std::string e = error_of([] { barrier(); });
                                        EXPECT_HAS(e, "rank 1 left");
                                        EXPECT_HAS(e, "idle after #1 barrier");
-                                       EXPECT_LT(Clock::now() - start, milliseconds(100));
+                                       EXPECT_LT(Clock::now() - start, milliseconds(1000));
                                      },
                                      {.may_fail = true});
   EXPECT_TRUE(results[0].ok()) << results[0].output;

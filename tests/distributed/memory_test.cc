@@ -90,16 +90,18 @@ TEST(Memory, FullShardOfTheMainJob) {
           if (i > 1) {
             EXPECT_GE(double(peak_beside_activations(s)), 0.95 * double(expected.backward));
           }
-          // In steady state the system is asked for nothing, but for a segment in a step whose
-          // exchanges ran further behind than before, and little of what it gave lies idle.
+          // Little of what the system gave lies idle.
           if (i == 3) system_calls = s.system_calls;
           if (i > 3) {
-            EXPECT_LE(s.system_calls, system_calls + 2) << "step " << i;
             EXPECT_LE(double(s.reserved), 1.25 * double(s.peak)) << "step " << i;
           }
           optimizer.zero_grad();
           EXPECT_EQ(model_bytes(memory_stats()), expected.after_zero_grad);
         }
+        // In steady state the system is asked for nothing but a segment here and there, in a step
+        // whose exchanges ran further behind than any before. A step that kept nothing would ask a
+        // hundred times.
+        EXPECT_LE(memory_stats().system_calls - system_calls, 9);
         // The forecast itself, as the issue says it: with blocks as units, three blocks of float32
         // and 8 bytes a parameter of the root beside what stays.
         const int64_t root = fsdp.units().back()->num_parameters();
