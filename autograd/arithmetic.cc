@@ -21,24 +21,9 @@ Tensor pow(const Tensor& a, const Tensor& b) { return call(Pow{}, a, b); }
 Tensor maximum(const Tensor& a, const Tensor& b) { return call(Maximum{}, a, b); }
 Tensor minimum(const Tensor& a, const Tensor& b) { return call(Minimum{}, a, b); }
 Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) { return call(Where{}, c, a, b); }
-namespace {
-// The least and the greatest value of an integer dtype; 2^63 stands for the one below it.
-std::pair<double, double> range_of(DType d) {
-  if (d == kUInt8) return {0, 255};
-  if (d == kInt32) return {-0x1p31, 0x1p31 - 1};
-  return {-0x1p63, 0x1p63};
-}
-}  // namespace
-
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   if (mask.dtype() != kBool) fail("[masked_fill] the mask must be bool, got ", mask.dtype());
-  if (!is_float(x.dtype()) && x.dtype() != kBool) {  // in whole numbers: 2^24 + 1 stays what it is
-    const auto [least, most] = range_of(x.dtype());
-    if (!(value >= least && value <= most && value != 0x1p63))
-      fail("[masked_fill] ", value, " is no value of ", x.dtype());
-    return where(mask, Tensor(int64_t(value)), x).to(x.dtype());
-  }
-  return where(mask, Tensor(value), x).to(x.dtype());
+  return where(mask, scalar_for("masked_fill", value, x.dtype()), x).to(x.dtype());
 }
 Tensor neg(const Tensor& x) {
   if (x.dtype() == kBool) fail("[neg] a bool tensor has no negative: use logical operators");
@@ -163,7 +148,7 @@ Tensor& Tensor::copy_(const Tensor& from) {
   return *this;
 }
 Tensor& Tensor::fill_(double value) {
-  copy_as("fill", *this, Tensor(value));
+  copy_as("fill", *this, scalar_for("fill_", value, dtype()));
   return *this;
 }
 Tensor& Tensor::zero_() {

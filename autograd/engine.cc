@@ -36,6 +36,7 @@ struct LeafState {
   Ref<AutogradMeta> meta;
   int expected = 0;
   Tensor sum;  // where hooks want the whole gradient
+  bool contributed = false;
 };
 
 class Run {
@@ -134,11 +135,10 @@ Run::Run(Run* outer, const std::vector<Tensor>& roots, std::span<const Tensor> g
     Tensor g = i < gradients.size() ? gradients[i] : Tensor();
     if (!y.defined()) fail("[backward] output ", i, " is undefined");
     if (!y.requires_grad()) {
-      if (outer || roots.size() > 1) continue;
-      fail("[backward] the tensor of shape ", y.sizes(),
+      if (outer) continue;
+      fail("[backward] output ", i, " of shape ", y.sizes(),
            " does not require a gradient and has no history: none of its inputs asked for one, or "
-           "it was computed "
-           "under no_grad");
+           "it was computed under no_grad");
     }
     if (!g.defined()) {
       if (y.numel() != 1)
@@ -147,6 +147,11 @@ Run::Run(Run* outer, const std::vector<Tensor>& roots, std::span<const Tensor> g
       g = ones(y.sizes(), y.dtype(), y.device());
     } else if (!(g.sizes() == y.sizes())) {
       fail("[backward] the gradient's shape ", g.sizes(), " is not the output's ", y.sizes());
+    } else if (g.device() != y.device()) {
+      fail("[backward] the gradient of output ", i, " is on ", g.device(), ", and that on ",
+           y.device());
+    } else if (g.dtype() != y.dtype()) {
+      g = g.to(y.dtype());
     }
     roots_.emplace_back(y);
     root_gradients_.push_back(std::move(g));
@@ -304,6 +309,7 @@ void Run::deliver(const Edge& edge, Tensor g) {
   } else if (outermost().accumulate_) {
     if (g.defined()) {
       LeafState& s = outermost().leaves_[&m];
+      s.contributed = true;
       if (m.hooks.empty())
         add_to_leaf(m, std::move(g));
       else
@@ -323,9 +329,7 @@ void Run::count_down(AutogradMeta& m) {
     add_to_leaf(m, std::move(g));
   }
   if (m.sink) m.sink->complete(m);
-  if (!m.sink)
-    for (auto& hook : std::vector(m.post_hooks))
-      if (m.grad.defined()) hook(m.grad);
+  if (!m.sink && s.contributed) run_post_hooks(m, m.grad);
 }
 
 GradSink::Destination Run::destination(int i, DType dtype) {

@@ -64,5 +64,6 @@ void register_hook(const Tensor& t, TensorHook hook);
 // the leaf itself keeps it alive for good.
 void register_post_accumulate_grad_hook(const Tensor& leaf,
                                         std::function<void(const Tensor&)> hook);
+void run_post_hooks(const AutogradMeta& leaf, const Tensor& gradient);  // they may add others
 
 }  // namespace sherd::autograd

@@ -63,6 +63,11 @@ void register_post_accumulate_grad_hook(const Tensor& leaf,
   make_meta(leaf).post_hooks.push_back(std::move(hook));
 }
 
+void run_post_hooks(const AutogradMeta& leaf, const Tensor& gradient) {
+  const auto hooks = leaf.post_hooks;
+  for (auto& hook : hooks) hook(gradient);
+}
+
 // ---- edges and nodes
 Edge::Edge(const Tensor& t) {
   const AutogradMeta* m = meta_of(t);

@@ -330,6 +330,10 @@ void Tensor::set_grad(const Tensor& g) const {
   }
   if (!(g.sizes() == sizes()))
     fail("[set_grad] the gradient's shape ", g.sizes(), " is not the tensor's ", sizes());
+  if (g.dtype() != dtype())
+    fail("[set_grad] the gradient is ", g.dtype(), ", and the tensor ", dtype(), ": convert it");
+  if (g.device() != device())
+    fail("[set_grad] the gradient is on ", g.device(), ", and the tensor on ", device());
   autograd::make_meta(*this).grad = g;
 }
 

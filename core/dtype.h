@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace sherd {
 
@@ -32,6 +33,12 @@ constexpr const char* name_of(DType d) {
 }
 inline std::string to_string(DType d) { return name_of(d); }
 constexpr bool is_float(DType d) { return d >= kFloat16; }
+// The least and the greatest value of an integer dtype; 2^63 stands for the one below it.
+constexpr std::pair<double, double> range_of(DType d) {
+  if (d == kUInt8) return {0, 255};
+  if (d == kInt32) return {-0x1p31, 0x1p31 - 1};
+  return {-0x1p63, 0x1p63};
+}
 
 // PyTorch's promotion of two types.
 constexpr DType promote(DType a, DType b) {

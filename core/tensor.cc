@@ -1,5 +1,6 @@
 #include "core/tensor.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "core/ops/copy.h"
@@ -114,10 +115,22 @@ Tensor empty(const Dims& sizes, DType dtype, Device device) {
 
 Tensor full(const Dims& sizes, double value, DType dtype, Device device) {
   Tensor t = empty(sizes, dtype, device);
-  const Tensor number =
-      dtype == kInt64 && value == double(int64_t(value)) ? Tensor(int64_t(value)) : Tensor(value);
-  copy_raw(t, number);
+  copy_raw(t, scalar_for("full", value, dtype));
   return t;
+}
+Tensor scalar_for(const char* op, double value, DType dtype) {
+  if (is_float(dtype) || dtype == kBool) {
+    if (dtype == kFloat32 && std::isfinite(value) && std::isinf(float(value)))
+      fail("[", op, "] ", value, " is no value of ", dtype, ": it is too large");
+    return Tensor(value);
+  }
+  // As PyTorch, uint8 takes whole numbers below zero as their complement.
+  const bool is_whole = value == std::trunc(value);
+  const auto [least, most] = range_of(dtype);
+  const double lowest = dtype == kUInt8 && is_whole ? -255 : least;
+  if (!(value >= lowest && std::trunc(value) <= most && value != 0x1p63))
+    fail("[", op, "] ", value, " is no value of ", dtype);
+  return Tensor(int64_t(value));
 }
 Tensor zeros(const Dims& sizes, DType dtype, Device device) {
   Tensor t = empty(sizes, dtype, device);

@@ -171,6 +171,9 @@ class Tensor {
 
 // ---- creation, not recorded
 Tensor empty(const Dims& sizes, DType dtype = kFloat32, Device device = kCPU);  // unset bytes
+// `value` as an operand for `op` on tensors of `dtype`: whole numbers stay exact. Error if the
+// dtype has no room for it.
+Tensor scalar_for(const char* op, double value, DType dtype);
 Tensor full(const Dims& sizes, double value, DType dtype = kFloat32, Device device = kCPU);
 Tensor zeros(const Dims& sizes, DType dtype = kFloat32, Device device = kCPU);
 Tensor ones(const Dims& sizes, DType dtype = kFloat32, Device device = kCPU);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 #include "data/files.h"
 #include "data/tokenizer.h"

@@ -419,6 +419,15 @@ void DataLoader::load_state_dict(const LoaderState& state) {
     fail("[DataLoader] the state is of batches of ", state.global_batch,
          " samples over all ranks (0: from a list), and this loader has ", own_batch,
          ": batch size and number of ranks must be as they were");
+  const bool is_same = state.global_batch == own_batch && state.batches_per_epoch == size();
+  if (own_batch == 0 && !is_same)
+    fail("[DataLoader] the state is of a loader with ", state.batches_per_epoch,
+         " batches an epoch, and this one has ", size(), ": the batches must be as they were");
+  if (!p.batch_sampler->can_start() && (state.start > 0 || (state.batches > 0 && !is_same)))
+    fail("[DataLoader] the state is of ", state.batches, " of ", state.batches_per_epoch,
+         " batches of ", state.global_batch, " samples, from ", state.start,
+         " on, and this loader's sampler cannot begin in the middle of an epoch: batch size and "
+         "number of ranks must be as they were");
   p.end_run();
   p.seed = state.seed;
   p.make_samplers();
@@ -426,9 +435,6 @@ void DataLoader::load_state_dict(const LoaderState& state) {
   if (state.global_batch == own_batch) p.batch_sampler->set_start(state.start);
   if (state.global_batch == own_batch && state.batches_per_epoch == size()) {
     p.resume = state;
-  } else if (own_batch == 0) {
-    fail("[DataLoader] the state is of a loader with ", state.batches_per_epoch,
-         " batches an epoch, and this one has ", size(), ": the batches must be as they were");
   } else {
     const bool done = state.batches == state.batches_per_epoch;
     p.batch_sampler->set_start(done ? kAllSamples

@@ -109,8 +109,6 @@ MappedFile::~MappedFile() {
   ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
-std::string read_file(const std::string& path) { return std::string(MappedFile(path).bytes()); }
-
 void replace_file(const std::string& path, std::string_view bytes) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   if (!folder.empty()) {

@@ -26,8 +26,6 @@ class MappedFile {
   std::string_view bytes_;
 };
 
-std::string read_file(const std::string& path);
-
 // Writes beside `path` and renames, so that a reader, or another writer at the same time, never
 // meets a part of it. Makes missing folders.
 void replace_file(const std::string& path, std::string_view bytes);

@@ -63,14 +63,19 @@ void EpochCounter::set_epoch(int64_t epoch) {
   ++times_set_;
 }
 
-void EpochCounter::set_start(int64_t samples) {
+void EpochCounter::check_start(int64_t samples) const {
   if (samples < 0) fail("[set_start] got ", samples, " samples, should be 0 at least");
   if (samples > 0 && !can_start())
     fail("[set_start] this sampler cannot begin in the middle of an epoch");
+}
+
+void EpochCounter::set_start(int64_t samples) {
+  check_start(samples);
   start_ = samples;
 }
 
 void EpochCounter::load_state_dict(const SamplerState& state) {
+  check_start(state.start);
   set_epoch(state.epoch);
   set_start(state.start);
 }

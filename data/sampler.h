@@ -40,15 +40,15 @@ class EpochCounter {
   // does not allow it: that of a fixed list, or of a class that does not say can_start().
   virtual int64_t start() const { return start_; }
   virtual void set_start(int64_t samples);
+  virtual bool can_start() const { return false; }
   // For loops without a DataLoader, whose own state has this one's: `start` is then for the loop to
   // set, to the samples of this epoch that all ranks together have had.
   SamplerState state_dict() const { return {epoch(), start()}; }
   void load_state_dict(const SamplerState& state);
 
- protected:
-  virtual bool can_start() const { return false; }
-
  private:
+  void check_start(int64_t samples) const;
+
   int64_t epoch_ = 0, times_set_ = 0, start_ = 0;
 };
 
@@ -64,8 +64,6 @@ class SequentialSampler : public Sampler {
   explicit SequentialSampler(int64_t size);
   int64_t size() const override { return std::max<int64_t>(size_ - start(), 0); }
   std::vector<int64_t> indices() const override;
-
- protected:
   bool can_start() const override { return true; }
 
  private:
@@ -95,8 +93,6 @@ class RandomSampler : public Sampler {
   explicit RandomSampler(int64_t size, const RandomOptions& options = {});
   int64_t size() const override { return std::max<int64_t>(num_samples_ - start(), 0); }
   std::vector<int64_t> indices() const override;
-
- protected:
   bool can_start() const override { return true; }
 
  private:
@@ -126,8 +122,6 @@ class DistributedSampler : public Sampler {
   int64_t rank() const override { return options_.rank; }
   int64_t num_replicas() const override { return options_.num_replicas; }
   std::vector<int64_t> indices() const override;
-
- protected:
   bool can_start() const override { return true; }
 
  private:
@@ -153,6 +147,7 @@ class BatchSampler : public EpochCounter {
   int64_t num_replicas() const override;
   int64_t start() const override;
   void set_start(int64_t samples) override;
+  bool can_start() const override { return sampler_ && sampler_->can_start(); }
   // Samples a batch, over all ranks; 0: batches are a list, or made by a class of its own.
   int64_t global_batch() const { return sampler_ ? batch_size_ * num_replicas() : 0; }
 

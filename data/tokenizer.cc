@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 #include "data/files.h"
 #include "data/tokenizer_file.h"

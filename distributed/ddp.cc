@@ -11,6 +11,7 @@
 #include "distributed/agree.h"
 #include "distributed/broadcast_coalesced.h"
 #include "distributed/distributed.h"
+#include "distributed/first_error.h"
 #include "distributed/verify_models.h"
 
 namespace sherd::dist {
@@ -97,6 +98,8 @@ nn::Module::NamedTensors DdpReducer::take_parameters(nn::Module& module) {
       if (meta.name.empty()) meta.name = name;
       index_[&meta] = int(parameters_.size());
       parameters_.emplace_back(name, p);
+    } else {
+      frozen_.emplace_back(name, p);
     }
   if (parameters_.empty())
     fail("[ddp] ", module.type_name(), " has no parameter that requires a gradient");
@@ -245,6 +248,11 @@ bool DdpReducer::broadcasts_buffers() const {
 
 void DdpReducer::begin_forward() {
   if (!grad_enabled()) return;
+  for (auto& [name, p] : frozen_)
+    if (p.requires_grad() && !autograd::make_meta(p).sink)
+      fail("[ddp] parameter ", name,
+           " was frozen when its model was wrapped, and requires a gradient now, which nobody "
+           "would average over the ranks: wrap the model anew");
   const bool broadcasts = broadcasts_buffers();
   int source = 0;
   if (join()) {
@@ -273,7 +281,8 @@ void DdpReducer::check_usage(const std::vector<bool>& used) {
   if (options_.find_unused_parameters) return;
   std::string unused;
   for (size_t i = 0; i < used.size(); ++i)
-    if (!used[i]) unused += concat(unused.empty() ? " " : ", ", name_of_parameter(int(i)));
+    if (!used[i] && parameters_[i].second.requires_grad())
+      unused += concat(unused.empty() ? " " : ", ", name_of_parameter(int(i)));
   if (!unused.empty())
     fail("[ddp] rank ", group_->rank(),
          ": the reduction of this step could not finish, since the loss does not depend on these "
@@ -333,11 +342,13 @@ void DdpReducer::ready() {
 void DdpReducer::finish(bool keep) {
   try {
     ready();  // those that are left
-    for (auto& b : buckets_) b->retire(keep);
   } catch (...) {
     for (auto& b : buckets_) b->abort();
     throw;
   }
+  FirstError errors;  // of one bucket: the others' gradients are there all the same
+  for (auto& b : buckets_) errors.run([&] { b->retire(keep); });
+  errors.rethrow();
   if (rebuild_due_) rebuild();
 }
 

@@ -114,6 +114,7 @@ class DdpReducer : public autograd::BackwardObserver, public Joinable {
   nn::ModuleState* module_;
   std::vector<nn::Slot*> buffers_;
   nn::Module::NamedTensors parameters_;  // those that are trained, in module order
+  nn::Module::NamedTensors frozen_;      // the others
   std::unordered_map<autograd::AutogradMeta*, int> index_;  // of a parameter, by its meta
   std::vector<std::shared_ptr<GradBucket>> buckets_;  // in the order in which they are exchanged
   std::vector<bool> complete_;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "autograd/grad_mode.h"
+#include "distributed/first_error.h"
 
 namespace sherd::dist {
 namespace {
@@ -240,7 +241,8 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
         if (options.reduce_dtype == options.grad_dtype && divisor != 1) piece.div_(Tensor(divisor));
       }
     };
-    Work first = group->reduce_scatter_pieces(pieces, full, ReduceOp::kSum, o);
+    const Work first = group->reduce_scatter_pieces(pieces, full, ReduceOp::kSum, o);
+    for (auto* b : replicated) b->works_.push_back(first);
     CollectiveOptions gather;
     gather.label = label;
     gather.on_end = [replicated] {
@@ -249,9 +251,9 @@ void GradBucket::reduce(const std::vector<GradBucket*>& buckets, const std::stri
         b->result_ = divided ? b->buffer_ : b->finished(b->buffer_);
       }
     };
-    Work second = group->all_gather_pieces(full, pieces, gather);
+    const Work second = group->all_gather_pieces(full, pieces, gather);
+    for (auto* b : replicated) b->works_.push_back(second);
     for (auto* b : replicated) {
-      b->works_ = {first, second};
       b->flag_sums_ = b->flags_;
       b->works_.push_back(group->all_reduce(b->flag_sums_, ReduceOp::kSum, {.label = label}));
     }
@@ -301,35 +303,37 @@ void GradBucket::retire(bool keep) {
   }
   works_.clear();
   reducing_ = false;
+  FirstError errors;  // of hooks: the gradients after it are there all the same
+  for (size_t i = 0; i < entries_.size(); ++i) errors.run([&] { write_gradient(int(i), keep); });
+  buffer_ = sum_ = result_ = flags_ = flag_sums_ = {};
+  pending_ = false;
+  errors.rethrow();
+}
+
+void GradBucket::write_gradient(int i, bool keep) {
   NoGrad off;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    Entry& e = entries_[i];
-    Progress p = std::move(progress_[i]);
-    progress_[i] = {};
-    const bool contributed =
-        p.written || (flag_sums_.defined() && flag_sums_.data<int32_t>()[i] > 0);
-    const bool whole = size_of_group(options_.shard) == 1;
-    const Dims shape = whole ? e.shape : Dims{e.owned.numel()};
-    if (!keep || !contributed || e.owned.numel() == 0) {
-      if (p.shown.defined()) e.meta->grad = p.older;
-      // A rank without elements has no gradient, but its hooks run: those of others may wait for
-      // it.
-      if (keep && contributed)
-        for (auto& hook : e.meta->post_hooks) hook(empty(shape, result_.dtype()));
-      continue;
-    }
-    const Tensor g =
-        over_storage(result_.storage(), shape, result_.dtype(), whole ? e.offset : e.owned.at);
-    Tensor before = p.shown.defined() ? p.older : e.meta->grad;
+  Entry& e = entries_[i];
+  const Progress p = std::exchange(progress_[i], {});
+  const bool contributed = p.written || (flag_sums_.defined() && flag_sums_.data<int32_t>()[i] > 0);
+  const bool whole = size_of_group(options_.shard) == 1;
+  const Dims shape = whole ? e.shape : Dims{e.owned.numel()};
+  if (!keep || !contributed || e.owned.numel() == 0) {
+    if (p.shown.defined()) e.meta->grad = p.older;
+    // A rank without elements has no gradient, but its hooks run: those of others may wait for it.
+    if (keep && contributed) autograd::run_post_hooks(*e.meta, empty(shape, result_.dtype()));
+    return;
+  }
+  const Tensor g =
+      over_storage(result_.storage(), shape, result_.dtype(), whole ? e.offset : e.owned.at);
+  Tensor before = p.shown.defined() ? p.older : e.meta->grad;
+  {
     MemoryScope scope(MemoryCategory::kGradients);
     if (before.defined())
       e.meta->grad = before.add_(g);
     else
       e.meta->grad = options_.gradients_are_views ? g : g.clone();
-    for (auto& hook : e.meta->post_hooks) hook(e.meta->grad);
   }
-  buffer_ = sum_ = result_ = flags_ = flag_sums_ = {};
-  pending_ = false;
+  autograd::run_post_hooks(*e.meta, e.meta->grad);
 }
 
 void GradBucket::abort() {

@@ -73,7 +73,8 @@ class GradBucket : public autograd::GradSink {
   // rank calls it for the same buckets, with contributions or without.
   static void reduce(const std::vector<GradBucket*>& buckets, const std::string& label);
   // keep: writes each parameter's grad. Otherwise they are what they were before this backward.
-  // Error of the exchange, if it failed: then as after abort().
+  // Error of the exchange, if it failed: then as after abort(). That of a hook comes when the
+  // gradients of all parameters were written.
   void retire(bool keep = true);
   // After a failed backward: waits out a reduction, drops what was collected, pending sums too.
   // Gradients that were reduced before stay.
@@ -108,6 +109,7 @@ class GradBucket : public autograd::GradSink {
   void prescale();
   void exchange(const std::string& label);
   void take_exchanged();
+  void write_gradient(int entry, bool keep);  // and runs its hooks
 
   std::vector<Entry> entries_;
   Options options_;

@@ -256,9 +256,10 @@ Module& Module::to(DType dtype) {
   for (Slot* s : slots()) {
     if (!s->tensor.defined() || !is_float(s->tensor.dtype()) || s->tensor.dtype() == dtype)
       continue;
+    const Tensor gradient = s->tensor.grad();
     s->tensor.set_data(s->declared ? empty(s->tensor.sizes(), dtype, kMeta)
                                    : to_raw(s->tensor, dtype));
-    s->tensor.set_grad({});
+    s->tensor.set_grad(gradient.defined() ? to_raw(gradient, dtype) : gradient);
   }
   return *this;
 }

@@ -15,6 +15,8 @@ constexpr int64_t kLeastSegment = int64_t(2) << 20;
 // make a place that large tensors come back to at each step unfit for them.
 constexpr int64_t kForAll = int64_t(16) << 20;
 constexpr int64_t kLeastShare = 8;
+// Beside twice what is used: small programs never give anything back.
+constexpr int64_t kSlack = int64_t(64) << 20;
 
 int64_t round_up(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
@@ -30,7 +32,10 @@ Segments::~Segments() {
 char* Segments::take(int64_t bytes) {
   const int64_t least = round_up(bytes);
   auto fit = find(least, false);
-  if (fit == free_.end()) fit = add_segment(std::max(least, kLeastSegment));
+  if (fit == free_.end()) {
+    if (reserved_ + least > 2 * std::max(most_used_, used_ + least) + kSlack) release_free();
+    fit = add_segment(std::max(least, kLeastSegment));
+  }
   if (fit == free_.end()) {
     release_free();
     fit = add_segment(least);
@@ -47,6 +52,8 @@ char* Segments::take(int64_t bytes) {
     piece->second.bytes = least;
   }
   piece->second.node = free_.extract(fit);
+  used_ += least;
+  most_used_ = std::max(most_used_, used_);
   ASAN_UNPOISON_MEMORY_REGION(data, size_t(bytes));
   return data;
 }
@@ -55,6 +62,7 @@ void Segments::put(char* data) {
   auto piece = pieces_.find(data);
   Piece& p = piece->second;
   ASAN_POISON_MEMORY_REGION(data, size_t(p.bytes));
+  used_ -= p.bytes;
   p.node.value() = {p.bytes, data};
   free_.insert(std::move(p.node));
   absorb(piece, std::next(piece));

@@ -27,6 +27,7 @@ class Segments {
 
   // `bytes` of the smallest free piece that may serve them, the rest of which stays free; at
   // multiples of 4 KiB. Segments of more than 16 MiB serve requests of an eighth of them and more.
+  // What is free goes back first where a new segment would make twice the most that was ever in use.
   // Null, with errno, if the system has no more, whatever was cached: `bytes`, above 0, are few
   // enough to be rounded up.
   char* take(int64_t bytes);
@@ -65,7 +66,7 @@ class Segments {
   std::map<char*, Segment> segments_;
   Pieces pieces_;
   FreePieces free_;
-  int64_t reserved_ = 0, system_calls_ = 0;
+  int64_t reserved_ = 0, used_ = 0, most_used_ = 0, system_calls_ = 0;
 };
 
 }  // namespace sherd::cpu

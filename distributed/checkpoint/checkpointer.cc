@@ -144,8 +144,7 @@ void Checkpointer::start(const TrainingState& state, bool async) {
   if (!own_group_ && size_of_group(group_) > 1)
     own_group_ = new_group(group_->ranks(), {}, /*use_local_synchronization=*/true);
   copies_ = std::move(mine);
-  saving_ = true;
-  thread_ = std::thread([this, options, step = state.step, context = &Context::current()] {
+  const auto work = [this, options, step = state.step, context = &Context::current()] {
     ContextGuard guard(*context);
     try {
       save_shards(own_group_, folder_, step, copies_, options);
@@ -153,7 +152,13 @@ void Checkpointer::start(const TrainingState& state, bool async) {
       error_ = std::current_exception();
     }
     saving_ = false;
-  });
+  };
+  saving_ = true;
+  try {
+    thread_ = std::thread(work);
+  } catch (const std::system_error&) {  // the system has no thread more: training waits
+    work();
+  }
 }
 
 void Checkpointer::save_full(const TrainingState& state) {

@@ -117,6 +117,33 @@ TEST(Engine, AHookMayAddHooks) {
   EXPECT_EQ(calls, 0);  // they take part from the next backward on
 }
 
+TEST(Engine, PostAccumulateHooksRunOnlyWhereSomethingWasAccumulated) {
+  const Tensor a = leaf({1}), b = leaf({1});
+  int calls = 0;
+  for (const Tensor& t : {a, b}) {
+    t.set_grad(full({1}, 1, kFloat64));
+    autograd::register_post_accumulate_grad_hook(t, [&](const Tensor&) { ++calls; });
+  }
+  const Tensor y = record("first", full({1}, 1, kFloat64), {&a, &b}, [](const Tensor& g, Needs) {
+    return std::array<Tensor, 2>{g, {}};
+  });
+  y.backward();
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(Engine, GradientsAreOfTheOutputsDtype) {
+  const Tensor x = full({2}, 3).set_requires_grad();
+  (x * 2).backward(full({2}, 1, kFloat64));
+  EXPECT_EQ(x.grad().dtype(), kFloat32);
+  x.set_grad({});
+  x.reshape({2}).backward(full({2}, 3, kInt64));
+  EXPECT_EQ(x.grad().dtype(), kFloat32);
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{3, 3}));
+  EXPECT_SAYS((x * 2).backward(empty({2}, kFloat32, kMeta)), "meta");
+  EXPECT_SAYS(x.set_grad(full({2}, 1, kFloat64)), "float64");
+  EXPECT_SAYS(x.set_grad(empty({2}, kFloat32, kMeta)), "meta");
+}
+
 TEST(Engine, AccumulatesIntoLeaves) {
   const Tensor x = leaf({3});
   (x * x).sum().backward();
@@ -483,6 +510,7 @@ TEST(Engine, ErrorsSayWhatToDo) {
   const Tensor x = leaf({2});
   EXPECT_SAYS((x * 1).backward(), "shape [2]");
   EXPECT_SAYS(full({1}, 1).backward(), "does not require a gradient");
+  EXPECT_SAYS(backward({x.sum(), full({1}, 1)}), "output 1 of shape [1] does not require");
   Tensor y = x;
   EXPECT_SAYS(y.add_(1), "no_grad");
   EXPECT_SAYS(full({1}, 1, kInt64).set_requires_grad(), "int64");

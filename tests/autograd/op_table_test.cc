@@ -349,6 +349,22 @@ TEST(Pointwise, WholeNumbersAreNotRounded) {
   EXPECT_EQ(ints(masked_fill(x, x > 0, -1)), (Ints{-1, -3, -1}));
   EXPECT_THROW(masked_fill(x, none, NAN), Error);
   EXPECT_THROW(masked_fill(tensor<int32_t>({1}), zeros({1}, kBool), 1e10), Error);
+  // torch.full's and fill_'s answers.
+  EXPECT_EQ(ints(full({1}, 2.5, kInt64)), Ints{2});
+  EXPECT_EQ(values(full({1}, -1, kUInt8)), std::vector<double>{255});
+  EXPECT_EQ(values(full({1}, 255.5, kUInt8)), std::vector<double>{255});
+  EXPECT_EQ(values(full({1}, 2147483647.5, kInt32)), std::vector<double>{2147483647});
+  EXPECT_EQ(values(full({1}, 1e30, kBool)), std::vector<double>{1});
+  EXPECT_EQ(values(full({1}, INFINITY)), std::vector<double>{INFINITY});
+  const std::vector<std::pair<double, DType>> no_room = {
+      {300, kUInt8},      {-300, kUInt8},          {-1.5, kUInt8},
+      {NAN, kInt64},      {1e30, kInt64},          {0x1p63, kInt64},
+      {INFINITY, kInt32}, {-2147483648.5, kInt32}, {1e39, kFloat32}};
+  for (auto& [value, dtype] : no_room) {
+    EXPECT_THROW(full({1}, value, dtype), Error) << value << " " << name_of(dtype);
+    Tensor t = zeros({1}, dtype);
+    EXPECT_THROW(t.fill_(value), Error) << value << " " << name_of(dtype);
+  }
   EXPECT_EQ(values(pow(tensor<int32_t>({3, -2}), tensor<int32_t>({20, 31}))),
             (std::vector<double>{3486784401.0 - 4294967296.0, -2147483648.0}));
   EXPECT_EQ(ints(clamp(x, 0, INFINITY)), (Ints{big, 0, INT64_MAX}));

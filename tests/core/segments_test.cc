@@ -112,6 +112,23 @@ TEST(Segments, OfMoreThan16MiBServeAnEighthOfThemAndMore) {
   EXPECT_EQ(s.take(56 * kMiB), large + 8 * kMiB);
 }
 
+// None of them fits into what those before left.
+TEST(Segments, SizesThatGrowDoNotPileUp) {
+  Segments s;
+  const char* kept = s.take(3 * kMiB);
+  int64_t size = 4 * kMiB;
+  for (int i = 0; i < 1000; ++i, size += 4096) {
+    s.put(s.take(size));
+    ASSERT_LE(s.reserved(), 2 * (3 * kMiB + size) + 64 * kMiB) << i;
+  }
+  EXPECT_LT(s.system_calls(), 2000);
+  // Where it is not so much, nothing goes back.
+  Segments few;
+  for (int i = 1; i < 6; ++i) few.put(few.take(i * 4 * kMiB));
+  EXPECT_EQ(few.system_calls(), 5);
+  EXPECT_NE(kept, nullptr);
+}
+
 TEST(Segments, ASegmentOfWhichAPieceIsUsedStays) {
   Segments s;
   char *a = s.take(kMiB), *b = s.take(kMiB);

@@ -633,6 +633,18 @@ TEST(DataLoader, RefusesAStateThatDoesNotFit) {
               AllOf(HasSubstr("6 batches"), HasSubstr("this one has 2")));
   listed.load_state_dict({0, 1, 2, 0, 0, 0, 10});
   EXPECT_EQ(epoch_of(listed).size(), 1u);
+  // What is refused changes nothing.
+  for (DataLoader* l : {&fixed, &listed}) {
+    l->set_epoch(3);
+    const auto open = l->begin();
+    const uint64_t seed = l->seed();
+    const LoaderState before = l->state_dict();
+    EXPECT_THROW(l->load_state_dict({1, 1, 9, 77, 0, l == &fixed ? 4 : 0, 10}), Error);
+    EXPECT_THROW(l->load_state_dict({1, 1, l->size(), 77, 2, l == &fixed ? 2 : 0, 10}), Error);
+    EXPECT_EQ(l->seed(), seed);
+    EXPECT_EQ(l->state_dict(), before);
+    EXPECT_NO_THROW((void)*open);
+  }
 }
 
 TEST(DataLoader, RefusesAStateOfOtherDataOfTheSameSize) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 #include "data/files.h"
 #include "tests/data/temp_folder.h"

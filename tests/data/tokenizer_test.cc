@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 #include "data/files.h"
 #include "data/text.h"

@@ -163,6 +163,51 @@ TEST(Ddp, D_003_UnusedParameterIsNamed) {
   }
 }
 
+TEST(Ddp, D_003_WhatIsFrozenAfterWrappingIsNotMissed) {
+  run_ranks(2, [&](int) {
+    Pair pair(small_buckets());
+    for (int step = 0; step < 4; ++step) {
+      const bool on = step % 2 == 0;
+      for (Branches* m : {&pair.model, &pair.local}) {
+        m->zero_grad();
+        m->b->requires_grad_(on);
+      }
+      pair.backward(step, {"abc", "abc"});
+      EXPECT_EQ(pair.model.b->weight->grad().defined(), on);
+      expect_same_gradients(pair.model, pair.local, concat("step ", step));
+    }
+  });
+}
+
+TEST(Ddp, WhatIsThawedAfterWrappingIsRefused) {
+  run_ranks(2, [&](int rank) {
+    Branches m;
+    m.b->requires_grad_(false);
+    DistributedDataParallel ddp(m);
+    const Tensor x = random_input({2, 3}, rank, 0);
+    ddp(x, "abc").sum().backward();
+    m.b->requires_grad_(true);
+    expect_error([&] { ddp(x, "abc"); }, {"[ddp]", "b.weight", "was frozen", "wrap"});
+  });
+}
+
+TEST(Ddp, APostAccumulateHookThatThrows) {
+  run_ranks(2, [&](int) {
+    Pair pair(small_buckets());
+    bool throws = true;
+    autograd::register_post_accumulate_grad_hook(pair.model.c->weight.get(), [&](const Tensor&) {
+      if (throws) fail("not this gradient");
+    });
+    expect_error([&] { pair.backward(0, {"abc", "abc"}); }, {"not this gradient"});
+    throws = false;
+    for (int step = 1; step < 3; ++step) {
+      pair.model.zero_grad(), pair.local.zero_grad();
+      pair.backward(step, {"abc", "abc"});
+      expect_same_gradients(pair.model, pair.local, concat("step ", step));
+    }
+  });
+}
+
 TEST(Ddp, D_004_UsageChangesFromStepToStep) {
   const std::vector<std::vector<std::string>> use = {{"abc", "abc"}, {"ab", "ab"}, {"a", "c"},
                                                      {"b", "abc"},   {"c", "c"},   {"ba", "b"}};

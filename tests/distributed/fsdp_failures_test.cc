@@ -244,5 +244,60 @@ TEST(FsdpFailures, PostAccumulateHooksRunOnAllRanks) {
   });
 }
 
+// The gradients are there all the same, and the next backward finds nothing of this one.
+TEST(FsdpFailures, APostAccumulateHookThatThrows) {
+  for (int ranks : {1, 2})
+    for (auto k : kStrategies)
+      run_ranks(ranks, [=](int rank) {
+        Two m;
+        FullyShardedDataParallel fsdp(m, by_linear(k));
+        const Tensor x = random_input({2, 4}, rank, 0);
+        const auto gradients = [&] {
+          std::vector<float> all;
+          for (const Tensor& p : fsdp.parameters()) {
+            const Tensor g = p.grad();
+            if (p.numel()) all.insert(all.end(), g.data<float>(), g.data<float>() + g.numel());
+          }
+          return all;
+        };
+        fsdp(x).sum().backward();
+        const auto expected = gradients();
+        bool throws = true;
+        for (const Tensor& p : fsdp.parameters())
+          autograd::register_post_accumulate_grad_hook(p, [&](const Tensor&) {
+            if (throws) fail("not this gradient");
+          });
+        for (int i = 0; i < 2; ++i) {
+          m.zero_grad();
+          expect_error([&] { fsdp(x).sum().backward(); }, {"not this gradient"});
+        }
+        throws = false;
+        m.zero_grad();
+        fsdp(x).sum().backward();
+        EXPECT_EQ(gradients(), expected);
+      });
+}
+
+TEST(FsdpFailures, APostAccumulateHookMayAddAnother) {
+  run_ranks(2, [](int rank) {
+    Two m;
+    FullyShardedDataParallel fsdp(m);
+    int first = 0, second = 0;
+    for (const Tensor& p : fsdp.parameters())
+      autograd::register_post_accumulate_grad_hook(
+          p, [&, meta = autograd::meta_of(p)](const Tensor&) {
+            ++first;
+            for (int i = 0; i < 8; ++i)
+              meta->post_hooks.push_back([&](const Tensor&) { ++second; });
+            ++first;
+          });
+    fsdp(random_input({2, 4}, rank, 0)).sum().backward();
+    EXPECT_EQ(first, 8);
+    EXPECT_EQ(second, 0) << "from the next backward on";
+    fsdp(random_input({2, 4}, rank, 0)).sum().backward();
+    EXPECT_EQ(second, 32);
+  });
+}
+
 }  // namespace
 }  // namespace sherd::scenario

@@ -430,6 +430,21 @@ TEST(FsdpLifetime, L_011_AnAssignedTensorIsTaken) {
     });
 }
 
+// Also as the first change, of a unit that is idle with what it gathered before.
+TEST(FsdpLifetime, L_011_NewDataIsTakenByAUnitThatWasGathered) {
+  for (auto k : kStrategies)
+    run_ranks(2, [=](int) {
+      nn::Linear m(2, 3, {.bias = false});
+      FullyShardedDataParallel fsdp(m, {.sharding_strategy = k});
+      auto shown = [&] { return fsdp(ones({1, 2})).sum().item(); };
+      for (int i = 1; i <= 3; ++i) {
+        shown();
+        fsdp.parameters()[0].set_data(full({3, 2}, i));
+        EXPECT_EQ(shown(), 6 * i);
+      }
+    });
+}
+
 // ---- ranks that are not alike
 TEST(FsdpRanks, T_15_ParameterUsedOnSomeRanks) {
   // Of a unit that all reach: zeros are contributed.

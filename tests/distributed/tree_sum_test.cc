@@ -156,7 +156,6 @@ TEST(TreeReduce, IntegersAndBools) {
   EXPECT_EQ(reduce(ReduceOp::kProduct, kBool, {t, u}), (std::vector<char>{1, 0, 0, 0}));
   EXPECT_EQ(reduce(ReduceOp::kMin, kBool, {t, u}), (std::vector<char>{1, 0, 0, 0}));
   EXPECT_EQ(reduce(ReduceOp::kMax, kBool, {t, u}), (std::vector<char>{1, 1, 1, 0}));
-  const Tensor x = full({1}, double(INT64_MAX), kInt64);
   Tensor y = tensor<int64_t>({INT64_MAX}), z = tensor<int64_t>({1}), out = zeros({1}, kInt64);
   const char* p[] = {y.bytes(), z.bytes()};
   tree_reduce(ReduceOp::kSum, kInt64, p, out.bytes(), 1);

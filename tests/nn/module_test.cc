@@ -237,6 +237,8 @@ TEST(Module, DTypes) {
   y.sum().backward();
   EXPECT_EQ(late.head->weight->grad().dtype(), kBFloat16);
   EXPECT_TRUE(late.head->weight->requires_grad());
+  late.to(kFloat32);
+  EXPECT_EQ(late.head->weight->grad().dtype(), kFloat32) << "converted as the parameter is";
   expect_error([&] { late.to(kInt64); }, {"int64"});
 }
 
