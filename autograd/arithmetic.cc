@@ -31,6 +31,8 @@ Tensor neg(const Tensor& x) {
 }
 Tensor abs(const Tensor& x) { return call(Abs{}, x); }
 Tensor clamp(const Tensor& x, double min, double max) {
+  if (std::isnan(min) || std::isnan(max))  // as in PyTorch: NaN everywhere, gradients of 0
+    return (is_float(x.dtype()) ? x : x.to(kFloat32)) * 0 + NAN;
   if (is_float(x.dtype()) || x.dtype() == kBool) return call(Clamp{min, max}, x);
   const auto is_whole = [](double v) { return std::isinf(v) || v == std::floor(v); };
   if (!is_whole(min) || !is_whole(max)) return call(Clamp{min, max}, x.to(kFloat32));

@@ -81,9 +81,20 @@ class CheckpointNode final : public Node {
              " outputs, the first pass ", gradients.size());
     }
     std::vector<Tensor> roots, root_gradients;
-    for (size_t k = 0; k < outputs.size(); ++k)
-      if (gradients[k].defined())
-        roots.push_back(outputs[k]), root_gradients.push_back(gradients[k]);
+    bool any = false;
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      if (!gradients[k].defined()) continue;
+      if (!(outputs[k].sizes() == gradients[k].sizes()))
+        fail("[checkpoint] output ", k, " of the recomputation has shape ", outputs[k].sizes(),
+             ", that of the first pass ", gradients[k].sizes(),
+             ": the function must do the same both times");
+      any = any || outputs[k].requires_grad();
+      roots.push_back(outputs[k]), root_gradients.push_back(gradients[k]);
+    }
+    if (!any)
+      fail(
+          "[checkpoint] no output of the recomputation that a gradient came for has a history: the "
+          "function must do the same both times, and compute them from its inputs or parameters");
     outputs.clear();
     for (auto& t : captured_) wanted.push_back(t);
     std::vector<Tensor> got = nested_backward(roots, root_gradients, wanted);

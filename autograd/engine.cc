@@ -1,6 +1,8 @@
 #include "autograd/engine.h"
 
 #include <algorithm>
+#include <array>
+#include <mutex>
 #include <unordered_map>
 
 #include "autograd/ops.h"
@@ -274,6 +276,9 @@ void Run::add_to_leaf(AutogradMeta& m, Tensor g) {
     m.sink->accept(m, g);
     return;
   }
+  // Backwards of other threads may have the same leaf.
+  static std::array<std::mutex, 64> locks;
+  std::lock_guard lock(locks[(reinterpret_cast<uintptr_t>(&m) >> 6) % locks.size()]);
   if (!m.grad.defined()) {
     if (create_graph_) {
       m.grad = g.clone();

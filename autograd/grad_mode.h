@@ -10,7 +10,7 @@ bool grad_enabled();
 
 class GradMode {
  public:
-  explicit GradMode(bool on);
+  [[nodiscard]] explicit GradMode(bool on);
   ~GradMode();
   GradMode(const GradMode&) = delete;
   GradMode& operator=(const GradMode&) = delete;
@@ -21,7 +21,7 @@ class GradMode {
 
 class NoGrad : public GradMode {
  public:
-  NoGrad() : GradMode(false) {}
+  [[nodiscard]] NoGrad() : GradMode(false) {}
 };
 
 }  // namespace sherd

@@ -82,17 +82,18 @@ Edge::~Edge() {
 }
 
 void dispose(Ref<Node> node) {
+  // Of the outermost call. A pointer: tensors in statics go when a thread's objects are gone.
+  thread_local std::vector<Ref<Node>>* waiting = nullptr;
   if (!node) return;
-  thread_local std::vector<Ref<Node>> waiting;
-  thread_local bool draining = false;
-  waiting.push_back(std::move(node));
-  if (draining) return;
-  draining = true;
-  while (!waiting.empty()) {
-    Ref<Node> last = std::move(waiting.back());
-    waiting.pop_back();
+  if (waiting) return waiting->push_back(std::move(node));
+  std::vector<Ref<Node>> mine;
+  mine.push_back(std::move(node));
+  waiting = &mine;
+  while (!mine.empty()) {
+    Ref<Node> last = std::move(mine.back());
+    mine.pop_back();
   }
-  draining = false;
+  waiting = nullptr;
 }
 
 Node::Node(const char* op, int outputs)

@@ -41,7 +41,8 @@ struct Dims {
   }
 };
 
-std::string to_string(const Dims& d);                          // "[2, 3]"
+std::string to_string(const Dims& d);  // "[2, 3]"
+inline std::ostream& operator<<(std::ostream& out, const Dims& d) { return out << to_string(d); }
 Dims contiguous_strides(const Dims& sizes);                    // of a row-major tensor, in elements
 Dims broadcast(const Dims& a, const Dims& b, const char* op);  // Error names op and both shapes
 // A dimension in [-ndim, ndim) as one in [0, ndim); 0-d tensors accept 0 and -1.

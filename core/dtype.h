@@ -4,6 +4,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,7 @@ constexpr const char* name_of(DType d) {
       "bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"}[int(d)];
 }
 inline std::string to_string(DType d) { return name_of(d); }
+inline std::ostream& operator<<(std::ostream& out, DType d) { return out << name_of(d); }
 constexpr bool is_float(DType d) { return d >= kFloat16; }
 // The least and the greatest value of an integer dtype; 2^63 stands for the one below it.
 constexpr std::pair<double, double> range_of(DType d) {

@@ -40,7 +40,8 @@ std::string concat(const A&... a) {
     } else if constexpr (std::is_same_v<T, char>) {
       s += v;
     } else if constexpr (std::is_floating_point_v<T>) {
-      char digits[32];  // as few as tell the number
+      if (v != v) return void(s += "nan");  // of either sign
+      char digits[32];                      // as few as tell the number
       s.append(digits, std::to_chars(digits, digits + sizeof digits, v).ptr);
     } else if constexpr (std::is_arithmetic_v<T>) {
       s += std::to_string(v);

@@ -6,6 +6,8 @@ namespace sherd {
 
 Plan plan(const char* op, std::span<const Tensor* const> in, int condition, Kinds kinds,
           bool gives_bool) {
+  for (size_t i = 0; i < in.size(); ++i)
+    if (!in[i]->defined()) fail("[", op, "] operand ", i, " is an undefined tensor");
   Plan p{in[0]->sizes(), kFloat32, kFloat32, kCPU};
   const Tensor* counted[Strided::kMaxOperands];
   int n = 0;

@@ -52,7 +52,9 @@ void Tensor::set_data(const Tensor& from) const {
   t.storage = f.storage;
   t.sizes = f.sizes, t.strides = f.strides, t.offset = f.offset, t.dtype = f.dtype;
   t.is_view = f.is_view;
+  const uint32_t version = t.family->version;
   t.family = make_ref<ViewFamily>();
+  t.family->version = version + 1;  // who saved the tensor finds it changed
 }
 
 Ref<ViewFamily>& Tensor::family() const { return get().family; }
@@ -79,9 +81,17 @@ double Tensor::item_double() const {
   if (numel() != 1) fail("[item] needs a tensor of one element, got shape ", sizes());
   return *to_raw(*this, kFloat64).data<double>();
 }
-int64_t Tensor::item_int() const {
+int64_t Tensor::item_int(int64_t least, int64_t most) const {
   if (numel() != 1) fail("[item] needs a tensor of one element, got shape ", sizes());
-  return *to_raw(*this, kInt64).data<int64_t>();
+  if (is_float(dtype())) {
+    const double v = item_double();
+    if (!(v >= double(least) && std::trunc(v) <= double(most) && v != 0x1p63))
+      fail("[item] ", v, " is no whole number from ", least, " to ", most);
+    return int64_t(v);
+  }
+  const int64_t v = *to_raw(*this, kInt64).data<int64_t>();
+  if (v < least || v > most) fail("[item] ", v, " is not from ", least, " to ", most);
+  return v;
 }
 
 Tensor over_storage(const Ref<Storage>& storage, const Dims& sizes, DType dtype, int64_t offset) {
@@ -149,6 +159,7 @@ Tensor tensor(std::span<const T> values, const Dims& sizes) {
 }
 template Tensor tensor<float>(std::span<const float>, const Dims&);
 template Tensor tensor<double>(std::span<const double>, const Dims&);
+template Tensor tensor<bool>(std::span<const bool>, const Dims&);
 template Tensor tensor<int64_t>(std::span<const int64_t>, const Dims&);
 template Tensor tensor<int32_t>(std::span<const int32_t>, const Dims&);
 template Tensor tensor<uint8_t>(std::span<const uint8_t>, const Dims&);

@@ -10,9 +10,11 @@
 // `std::cout << x` and to_string(x) print it in PyTorch's layout. More operators: autograd/ops.h.
 // An undefined Tensor (default-constructed) stands for "none"; most calls on it are errors.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
+#include <limits>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -139,15 +141,16 @@ class Tensor {
   Tensor& fill_(double value);
   Tensor& zero_();
 
-  // The only element, converted. Error if there are more or none. On an accelerator this waits for
-  // the device.
+  // The only element, converted. Error if there are more or none, or if an integer T has no room
+  // for it. On an accelerator this waits for the device.
   template <class T = double>
   T item() const {
     static_assert(std::is_arithmetic_v<T>);
     if constexpr (std::is_same_v<T, bool>)
       return item_double() != 0;
     else if constexpr (std::is_integral_v<T>)
-      return T(item_int());
+      return T(item_int(std::numeric_limits<T>::min(),
+                        int64_t(std::min<uint64_t>(std::numeric_limits<T>::max(), INT64_MAX))));
     else
       return T(item_double());
   }
@@ -160,11 +163,14 @@ class Tensor {
   static Tensor wrap_number(double d, int64_t i, DType dtype);
   TensorImpl& get() const {
     if (!p_) [[unlikely]]
-      fail("an undefined tensor was used: it has no sizes, dtype or data");
+      fail(
+          "an undefined tensor was used: it has no sizes, dtype or data. It may be a gradient that "
+          "is not there (before backward, or of a sharded parameter of which this rank holds "
+          "nothing), or a member that was never set");
     return *p_;
   }
   double item_double() const;
-  int64_t item_int() const;
+  int64_t item_int(int64_t least, int64_t most) const;
 
   Ref<TensorImpl> p_;
 };

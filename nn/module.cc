@@ -46,10 +46,9 @@ void fill(Slot& s, const std::string& name, uint64_t seed) {
   if (!s.declared) return;
   if (s.tied_to) {
     s.tensor = s.tied_to->tensor;
-    s.declared = s.tied_to->declared;
+    s.declared = s.tied_to->declared.load();
     return;
   }
-  s.declared = false;
   autograd::make_meta(s.tensor).name = name;
   MemoryScope scope(MemoryCategory::kParameters);
   Tensor values = empty(s.tensor.sizes(), s.tensor.dtype(), kCPU);
@@ -58,10 +57,14 @@ void fill(Slot& s, const std::string& name, uint64_t seed) {
       key, 0,
       s.init.whole ? values : over_storage(values.storage(), {values.numel()}, values.dtype()));
   s.tensor.set_data(values);
+  s.declared = false;
 }
 
-// Of `m` and below, under the names from the outermost module.
+// Of `m` and below, under the names from the outermost module. Threads may share a model whose
+// first forward this is.
 void materialize(ModuleState& m, uint64_t seed) {
+  static std::recursive_mutex mutex;
+  std::lock_guard lock(mutex);
   const std::string path = path_of(&m);
   for_slots(m, path, true, [&](const std::string& name, Slot& s) {
     if (!s.tied_to) fill(s, name, seed);
@@ -102,7 +105,7 @@ void Parameter::tie(const Parameter& other) const {
          other.slot_->full_name(), " ", other.slot_->tensor.sizes(), " differ in shape");
   slot_->tied_to = other.slot_->tied_to ? other.slot_->tied_to : other.slot_;
   slot_->tensor = slot_->tied_to->tensor;
-  slot_->declared = slot_->tied_to->declared;
+  slot_->declared = slot_->tied_to->declared.load();
 }
 
 // ---- the tree

@@ -70,8 +70,14 @@ class Child {
   auto operator()(A&& a, const typename T::Arguments& arguments) const;
   template <class A, class B, class C, class T = M>
   auto operator()(A&& a, B&& b, C&& c, const typename T::Arguments& arguments) const;
-  M* operator->() const { return module_; }
-  M& operator*() const { return *module_; }
+  M* operator->() const { return &**this; }
+  M& operator*() const {
+    if (!module_)
+      fail(
+          "[child] a child was used that its module does not have: it is made in the constructor, "
+          "by add<...>(\"name\", ...)");
+    return *module_;
+  }
   M* get() const { return module_; }
 
  private:
@@ -125,9 +131,8 @@ class Module {
   void register_forward_hook(std::function<void(Module&)> hook);
 
   std::string type_name() const;  // of the class, such as "sherd::nn::Linear"
-  virtual bool is_container() const {
-    return false;
-  }                               // has no forward of its own (ModuleList): never an FSDP unit
+  // Has no forward of its own (ModuleList): never an FSDP unit.
+  virtual bool is_container() const { return false; }
   std::string full_name() const;  // from the outermost module; "" for that
   ModuleState& state() const { return *state_; }
 
@@ -172,8 +177,9 @@ using KeptArgument = std::conditional_t<
 // Runs `f` as a forward of `module`, with its hooks (FSDP gathers the module's parameters round
 // it). So another method than forward is made callable on a sharded module:
 //
-//     Tensor features(const Tensor& x) { return nn::as_forward(this, [&](const Tensor& x) { ...; },
-//     x); }
+//     Tensor features(const Tensor& x) {
+//       return nn::as_forward(this, [&](const Tensor& x) { ...; }, x);
+//     }
 template <class F, class... A>
 auto as_forward(Module* module, const F& f, A&&... args) {
   // Kept alive for the call: a hook may be removed in it.
@@ -284,17 +290,17 @@ auto call(M& module, A&&... args) {
 template <class M>
 template <class... A>
 auto Child<M>::operator()(A&&... args) const {
-  return call(*module_, std::forward<A>(args)...);
+  return call(**this, std::forward<A>(args)...);
 }
 template <class M>
 template <class A, class T>
 auto Child<M>::operator()(A&& a, const typename T::Arguments& arguments) const {
-  return call(*module_, std::forward<A>(a), arguments);
+  return call(**this, std::forward<A>(a), arguments);
 }
 template <class M>
 template <class A, class B, class C, class T>
 auto Child<M>::operator()(A&& a, B&& b, C&& c, const typename T::Arguments& arguments) const {
-  return call(*module_, std::forward<A>(a), std::forward<B>(b), std::forward<C>(c), arguments);
+  return call(**this, std::forward<A>(a), std::forward<B>(b), std::forward<C>(c), arguments);
 }
 
 }  // namespace sherd::nn

@@ -18,7 +18,10 @@ class ModuleList : public Module {
   }
   bool is_container() const override { return true; }
   int64_t size() const { return int64_t(children_.size()); }
-  const Child<M>& operator[](int64_t i) const { return children_.at(size_t(i)); }
+  const Child<M>& operator[](int64_t i) const {
+    if (i < 0 || i >= size()) fail("[ModuleList] there is no module ", i, " of ", size());
+    return children_[size_t(i)];
+  }
   auto begin() const { return children_.begin(); }
   auto end() const { return children_.end(); }
 

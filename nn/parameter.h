@@ -9,6 +9,7 @@
 // full name is known; or a piece at a time by FSDP, which never makes the whole. The Tensor object
 // is the same before and after: an optimizer may be built at any time.
 #pragma once
+#include <atomic>
 #include <string>
 
 #include "core/tensor.h"
@@ -26,11 +27,11 @@ struct Slot {
   Initializer init;
   // What the module sees now. FSDP shows the local piece or the gathered whole here.
   Tensor tensor;
-  bool declared = false;  // `tensor` has no values yet
+  std::atomic<bool> declared = false;  // `tensor` has no values yet
   Slot* tied_to = nullptr;
 
   std::string full_name() const;  // from the outermost module
-  // Fills every declared parameter of the outermost module's tree.
+  // Fills every declared parameter of the outermost module's tree. Of several threads at once, one.
   void materialize_tree();
   const Tensor& get() {
     if (declared) [[unlikely]]
@@ -39,11 +40,17 @@ struct Slot {
   }
 };
 
-// A handle on a slot; copies are the same parameter.
+// A handle on a slot; copies are the same parameter. Assigning one to another would change a handle
+// and leave its module's slot as it was, so it does not compile: to share a parameter under two
+// names, head->weight.tie(embedding->weight).
 class Parameter {
  public:
   Parameter() = default;
   explicit Parameter(Slot* slot) : slot_(slot) {}
+  Parameter(const Parameter&) = default;
+  Parameter(Parameter&&) = default;
+  Parameter& operator=(const Parameter&) = delete;  // tie() is meant
+  Parameter& operator=(Parameter&&) = default;
   const Tensor& get() const {
     if (!slot_)
       fail("[parameter] a parameter that its module does not have was used, as a bias may be");

@@ -28,7 +28,10 @@ class Sequential : public Module {
     return y;
   }
   int64_t size() const { return int64_t(steps_.size()); }
-  Module& operator[](int64_t i) const { return *steps_.at(size_t(i)).module; }
+  Module& operator[](int64_t i) const {
+    if (i < 0 || i >= size()) fail("[Sequential] there is no module ", i, " of ", size());
+    return *steps_[size_t(i)].module;
+  }
 
  private:
   struct Step {

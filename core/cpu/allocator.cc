@@ -9,6 +9,8 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "core/block_source.h"
@@ -41,7 +43,11 @@ class CpuAllocator : public Allocator {
     if (bytes == 0) return b;
     std::lock_guard lock(mutex_);
     collect();
-    b.data = is_small(b) ? take_small(class_bytes(b.bytes)) : segments_.take(b.bytes);
+    b.data = take(b.bytes);
+    if (!b.data) {  // of the other kind, too, what is cached goes back
+      release_free();
+      b.data = take(b.bytes);
+    }
     if (!b.data)
       fail("[allocate] the system has no ", b.bytes, " bytes more (", std::strerror(errno), "); ",
            stats_.allocated, " are in use and ", reserved(), " reserved on the cpu");
@@ -84,13 +90,7 @@ class CpuAllocator : public Allocator {
   void release_cached() override {
     std::lock_guard lock(mutex_);
     collect();
-    segments_.release_free();
-    for (auto& [capacity, blocks] : small_) {
-      stats_.system_calls += int64_t(blocks.size());
-      stats_.reserved -= capacity * int64_t(blocks.size());
-      for (char* p : blocks) std::free(p);
-      blocks.clear();
-    }
+    release_free();
   }
 
   void set_source(std::shared_ptr<BlockSource> source) {
@@ -105,21 +105,30 @@ class CpuAllocator : public Allocator {
     Event event;
   };
 
+  // A free small block: the list of its class lies in the blocks, so that freeing takes no memory.
+  struct FreeBlock {
+    FreeBlock* next;
+  };
+
+  char* take(int64_t bytes) {
+    return is_small(bytes) ? take_small(class_bytes(bytes)) : segments_.take(bytes);
+  }
   char* take_small(int64_t capacity) {
-    std::vector<char*>& blocks = small_[capacity];
-    if (!blocks.empty()) {
-      char* data = blocks.back();
-      blocks.pop_back();
-      return data;
-    }
+    FreeBlock*& first = small_[capacity];
+    if (first) return reinterpret_cast<char*>(std::exchange(first, first->next));
     ++stats_.system_calls;
     void* p = std::aligned_alloc(kAlign, capacity);
-    if (!p) {
-      segments_.release_free();
-      p = std::aligned_alloc(kAlign, capacity);
-    }
     if (p) stats_.reserved += capacity;
     return static_cast<char*>(p);
+  }
+  void release_free() {
+    segments_.release_free();
+    for (auto& [capacity, first] : small_)
+      while (first) {
+        ++stats_.system_calls;
+        stats_.reserved -= capacity;
+        std::free(std::exchange(first, first->next));
+      }
   }
   void collect() {
     std::erase_if(waiting_, [&](const Waiting& w) {
@@ -128,12 +137,11 @@ class CpuAllocator : public Allocator {
       return true;
     });
   }
-  static bool is_small(const MemoryBlock& b) { return b.bytes < BlockSource::kLeast; }
+  static bool is_small(int64_t bytes) { return bytes < BlockSource::kLeast; }
   void keep(const MemoryBlock& b) {
-    if (is_small(b))
-      small_[class_bytes(b.bytes)].push_back(b.data);
-    else
-      segments_.put(b.data);
+    if (!is_small(b.bytes)) return segments_.put(b.data);
+    FreeBlock*& first = small_.find(class_bytes(b.bytes))->second;
+    first = new (b.data) FreeBlock{first};
   }
   int64_t reserved() const { return stats_.reserved + segments_.reserved(); }
   void count(const MemoryBlock& b, int sign) {
@@ -151,7 +159,7 @@ class CpuAllocator : public Allocator {
   }
 
   mutable std::mutex mutex_;
-  std::map<int64_t, std::vector<char*>> small_;  // free ones, by capacity
+  std::map<int64_t, FreeBlock*> small_;  // free ones, by capacity
   cpu::Segments segments_;
   std::vector<Waiting> waiting_;
   MemoryStats stats_;  // `reserved` and `system_calls`: of the small blocks

@@ -503,7 +503,7 @@ void CheckpointWriter::prune() const {
   int whole = 0;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     if (*step == step_ || whole < options_.keep_last) {
-      whole += is_whole(folder_, *step, false);
+      whole += !options_.damaged.contains(*step) && is_whole(folder_, *step, false);
       continue;
     }
     remove_old(folder_ + "/" + checkpoint_name(*step));

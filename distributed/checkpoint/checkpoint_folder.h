@@ -29,6 +29,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,8 +74,9 @@ void remove_checkpoints(const std::string& folder);
 std::string checkpoint_name(int64_t step);
 
 struct CheckpointOptions {
-  int keep_last = 0;       // after a save, whole checkpoints that stay, the newest; 0: all
-  bool overwrite = false;  // a whole checkpoint of this step is replaced, not refused
+  int keep_last = 0;               // after a save, whole checkpoints that stay, the newest; 0: all
+  std::set<int64_t> damaged = {};  // steps that are known not to be whole, whatever they look like
+  bool overwrite = false;          // a whole checkpoint of this step is replaced, not refused
   Report report = report_to_stderr;
   // Called at each stage of a save, with its name, for tests that stop there.
   std::function<void(const std::string& stage)> on_stage = {};

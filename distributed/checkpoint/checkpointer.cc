@@ -109,6 +109,7 @@ void Checkpointer::wait() {
 void Checkpointer::save(const TrainingState& state) {
   const CollectiveCall call("Checkpointer::save");
   wait();
+  damaged_.erase(state.step);  // takes its place
   if (options_.format == CheckpointFormat::kFull)
     save_full(state);
   else
@@ -122,6 +123,7 @@ void Checkpointer::async_save(const TrainingState& state) {
         "[async_save] a full checkpoint goes through rank 0 while training waits: use the sharded "
         "format, or save()");
   wait();
+  damaged_.erase(state.step);
   start(state, true);
 }
 
@@ -134,6 +136,7 @@ void Checkpointer::start(const TrainingState& state, bool async) {
     if (async) mine = staged(std::move(mine), copies_);
   });
   const CheckpointOptions options{.keep_last = options_.keep_last,
+                                  .damaged = damaged_,
                                   .overwrite = options_.overwrite,
                                   .report = options_.report,
                                   .on_stage = options_.on_stage};
@@ -169,6 +172,7 @@ void Checkpointer::save_full(const TrainingState& state) {
     if (is_first)
       writer = std::make_unique<CheckpointWriter>(folder_, state.step,
                                                   CheckpointOptions{.keep_last = options_.keep_last,
+                                                                    .damaged = damaged_,
                                                                     .overwrite = options_.overwrite,
                                                                     .report = options_.report,
                                                                     .on_stage = options_.on_stage});
@@ -253,6 +257,7 @@ std::optional<std::string> Checkpointer::load_latest(TrainingState& state,
       load(path, *step, state, options);
       return path;
     } catch (const DamagedCheckpoint& e) {
+      damaged_.insert(*step);
       if (rank_in(group_) == 0)
         options_.report(
             concat("passing over ", checkpoint_name(*step), ", which is not whole: ", e.what()));

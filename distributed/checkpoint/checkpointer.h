@@ -27,6 +27,7 @@
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -100,6 +101,7 @@ class Checkpointer {
   std::thread thread_;
   std::atomic<bool> saving_ = false;
   std::exception_ptr error_;
+  std::set<int64_t> damaged_;  // steps that load_latest passed over: not counted in keep_last
   LocalState copies_;
 };
 

@@ -133,8 +133,13 @@ Source of_files(const Options& o, const std::vector<std::string>& files) {
 
 Source of_text(const Options& o, const std::string& text, const data::Tokenizer& tokenizer) {
   if (!o.pack_documents) {
-    auto samples = std::make_shared<data::TokenDataset>(
-        data::TokenDataset::from_text(text, tokenizer, o.seq_len));
+    std::shared_ptr<data::TokenDataset> samples;
+    try {
+      samples = std::make_shared<data::TokenDataset>(
+          data::TokenDataset::from_text(text, tokenizer, o.seq_len));
+    } catch (const Error& e) {
+      fail("--seq_len=", o.seq_len, ", of a text of ", text.size(), " bytes: ", e.what());
+    }
     return {.samples = samples,
             .tokens = samples->token_count(),
             .bytes_per_token = samples->bytes_per_token()};
@@ -171,7 +176,9 @@ Corpus load_corpus(const Options& o) {
   Source train, validation;
   if (is_of_tokens(o.data)) {
     train = with_flag("--data", o.data, [&] { return of_files(o, o.data); });
-    c.description = concat(train.tokens, " tokens of ", o.data.size(), " file(s)");
+    c.description = concat(train.tokens, " tokens of ", o.data.size(),
+                           " file(s), without a tokenizer: no sample",
+                           o.val_data.empty() ? ", and without --val_data no validation" : "");
   } else {
     for (auto& p : o.data)
       if (p.ends_with(".bin")) fail("--data mixes token files (", p, ") and text: give one kind");

@@ -2,9 +2,12 @@
 #include "autograd/engine.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <functional>
+#include <thread>
 
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
@@ -514,6 +517,64 @@ TEST(Engine, ErrorsSayWhatToDo) {
   Tensor y = x;
   EXPECT_SAYS(y.add_(1), "no_grad");
   EXPECT_SAYS(full({1}, 1, kInt64).set_requires_grad(), "int64");
+}
+
+// Statics go after a thread's own objects.
+TEST(Engine, GraphsInStaticsEndWithTheProgram) {
+  const pid_t child = fork();
+  if (child == 0) {
+    static Tensor* freed_at_exit = nullptr;
+    struct Keeper {
+      Tensor y;
+    };
+    static Keeper keeper;
+    Tensor y = leaf({2});
+    for (int i = 0; i < 1000; ++i) y = y * 1.0;
+    keeper.y = y * 1.0;
+    freed_at_exit = &keeper.y;
+    std::exit(freed_at_exit->defined() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(Engine, BackwardsOfSeveralThreadsMaySumIntoOneLeaf) {
+  for (int round = 0; round < 50; ++round) {
+    const Tensor w = leaf({2});
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&] {
+        for (int i = 0; i < 20; ++i) (w * 1.0).sum().backward();
+      });
+    for (auto& t : threads) t.join();
+    ASSERT_EQ(values(w.grad()), (std::vector<double>{80, 80}));
+  }
+}
+
+TEST(Engine, DataThatIsSetBetweenForwardAndBackwardIsNamed) {
+  const Tensor x = leaf({4}), w = leaf({4});
+  const Tensor y = x * w;
+  x.set_data(full({4}, 7, kFloat64));
+  EXPECT_SAYS(y.sum().backward(), "[mul]");
+  const Tensor z = w * w;
+  w.set_data(zeros({0}, kFloat64));
+  EXPECT_SAYS(z.sum().backward(), "[mul]");
+}
+
+TEST(Checkpoint, ARecomputationThatDoesSomethingElseIsNamed) {
+  const Tensor x = leaf({2});
+  int calls = 0;
+  const Tensor y =
+      checkpoint([&](const Tensor& a) { return calls++ ? (a * 3).detach() : a * 2; }, x);
+  EXPECT_SAYS(y.sum().backward(), "[checkpoint] no output of the recomputation");
+  calls = 0;
+  const Tensor z = checkpoint(
+      [&](const Tensor& a) {
+        return calls++ ? a * 2 : (a * 2).view({2, 1});
+      },
+      x);
+  EXPECT_SAYS(z.sum().backward(), "has shape [2], that of the first pass [2, 1]");
 }
 
 }  // namespace

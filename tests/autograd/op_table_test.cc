@@ -349,6 +349,13 @@ TEST(Pointwise, WholeNumbersAreNotRounded) {
   EXPECT_EQ(ints(masked_fill(x, x > 0, -1)), (Ints{-1, -3, -1}));
   EXPECT_THROW(masked_fill(x, none, NAN), Error);
   EXPECT_THROW(masked_fill(tensor<int32_t>({1}), zeros({1}, kBool), 1e10), Error);
+  EXPECT_EQ(full({1}, 255, kInt32).item<uint8_t>(), 255);
+  EXPECT_THROW(full({1}, 300, kInt32).item<uint8_t>(), Error);
+  EXPECT_THROW(full({1}, -1, kInt32).item<uint64_t>(), Error);
+  EXPECT_EQ(full({1}, -2.5).item<int>(), -2);
+  EXPECT_THROW(full({1}, 1e10).item<int>(), Error);
+  EXPECT_THROW(full({1}, NAN).item<int64_t>(), Error);
+  EXPECT_EQ(x.narrow(0, 2, 1).item<int64_t>(), INT64_MAX);
   // torch.full's and fill_'s answers.
   EXPECT_EQ(ints(full({1}, 2.5, kInt64)), Ints{2});
   EXPECT_EQ(values(full({1}, -1, kUInt8)), std::vector<double>{255});
@@ -371,6 +378,11 @@ TEST(Pointwise, WholeNumbersAreNotRounded) {
   EXPECT_EQ(ints(clamp(x, -INFINITY, 5)), (Ints{5, -3, 5}));
   EXPECT_EQ(clamp(tensor<int32_t>({-7, 9}), 0, 1e10).dtype(), kInt32);
   EXPECT_EQ(values(clamp(tensor<int32_t>({-7, 9}), 0, 1e10)), (std::vector<double>{0, 9}));
+  for (DType dtype : {kInt64, kBFloat16}) {
+    const Tensor nan = clamp(ones({2}, dtype), 0, NAN);
+    EXPECT_EQ(nan.dtype(), dtype == kInt64 ? kFloat32 : dtype);
+    for (double v : values(nan)) EXPECT_TRUE(std::isnan(v));
+  }
   EXPECT_EQ(values(clamp(tensor<int64_t>({0, 2, 9}), 0.5, 2.5)),
             (std::vector<double>{0.5, 2, 2.5}));
   EXPECT_EQ(ints(pow(tensor<int64_t>({94906267, 3, -2, -1, 5, 0}),

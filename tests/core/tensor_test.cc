@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <sstream>
+
 #include "core/error.h"
 
 namespace sherd {
@@ -11,6 +14,19 @@ constexpr int64_t kLarge = int64_t(1) << 40;
 
 TEST(Error, NumbersHaveAsManyDigitsAsTellThem) {
   EXPECT_EQ(concat(0.1, " ", 1e-5, " ", 3.0, " ", 0.1f, " ", 7), "0.1 1e-05 3 0.1 7");
+  EXPECT_EQ(concat(-std::nan("")), "nan");
+}
+
+TEST(Tensor, ShapesAndDtypesArePrinted) {
+  std::ostringstream out;
+  out << zeros({2, 3}).sizes() << " " << kBFloat16;
+  EXPECT_EQ(out.str(), "[2, 3] bfloat16");
+}
+
+TEST(Tensor, OfBools) {
+  const Tensor t = tensor<bool>({true, false});
+  EXPECT_EQ(t.dtype(), kBool);
+  EXPECT_TRUE(t.data<bool>()[0] && !t.data<bool>()[1]);
 }
 
 TEST(Tensor, SizesTooLargeAreErrors) {

@@ -1,6 +1,9 @@
 // Module: the tree, its names and order, state_dict, modes, dtypes, hooks, moves.
 #include "nn/module.h"
 
+#include <atomic>
+#include <thread>
+
 #include "autograd/engine.h"
 #include "core/generator.h"
 #include "nn/nn.h"
@@ -240,6 +243,35 @@ TEST(Module, DTypes) {
   late.to(kFloat32);
   EXPECT_EQ(late.head->weight->grad().dtype(), kFloat32) << "converted as the parameter is";
   expect_error([&] { late.to(kInt64); }, {"int64"});
+}
+
+TEST(Module, FirstForwardsOfSeveralThreads) {
+  for (int round = 0; round < 30; ++round) {
+    nn::Sequential m(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 1));
+    std::vector<std::thread> threads;
+    std::atomic<int> failed = 0;
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&] {
+        try {
+          NoGrad off;
+          nn::call(m, full({2, 8}, 1));
+        } catch (const Error&) {
+          ++failed;
+        }
+      });
+    for (auto& t : threads) t.join();
+    ASSERT_EQ(failed, 0);
+  }
+}
+
+TEST(Module, WhatWasNeverAddedIsNamed) {
+  nn::Child<nn::Linear> child;
+  expect_error([&] { child(full({1, 2}, 1)); }, {"child", "add<"});
+  nn::ModuleList<nn::Linear> list;
+  expect_error([&] { list[0]; }, {"[ModuleList]", "0"});
+  nn::Sequential s(nn::Linear(2, 2));
+  expect_error([&] { s[1]; }, {"[Sequential]", "1"});
+  static_assert(!std::is_copy_assignable_v<nn::Parameter>, "tie() is meant");
 }
 
 TEST(Module, ModesAndGradients) {

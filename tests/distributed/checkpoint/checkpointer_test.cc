@@ -175,6 +175,34 @@ TEST_F(Checkpoints, T_33_TheLastWholeOneIsTakenAndThatIsSaid) {
   });
 }
 
+TEST_F(Checkpoints, T_33_ADamagedOneIsNotCountedAmongThoseThatStay) {
+  Rank r({1, "", {}}, 1);
+  const auto save = [&](Checkpointer& c, int64_t step) {
+    TrainingState s = r.state();
+    s.step = step;
+    c.save(s);
+  };
+  CheckpointerOptions options{.keep_last = 2};
+  options.report = [](const std::string&) {};
+  {
+    Checkpointer c(folder(), nullptr, options);
+    save(c, 10), save(c, 20);
+  }
+  const std::string file = folder() + "/step-000020/rank-00000-of-00001.safetensors";
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(int64_t(fs::file_size(file)) - 3)
+      .put('\x5a');
+  Checkpointer c(folder(), nullptr, options);
+  TrainingState s = r.state();
+  EXPECT_EQ(c.load_latest(s), folder() + "/step-000010");
+  save(c, 15);
+  EXPECT_EQ(checkpoint_steps(folder()), (std::vector<int64_t>{10, 15, 20}));
+  save(c, 20);  // in the damaged one's place
+  EXPECT_EQ(checkpoint_steps(folder()), (std::vector<int64_t>{15, 20}));
+  save(c, 25);
+  EXPECT_EQ(checkpoint_steps(folder()), (std::vector<int64_t>{20, 25}));
+}
+
 TEST_F(Checkpoints, T_35_RandomStateIsARanksOwn) {
   std::vector<float> expected(3);
   run_ranks(3, [&](int rank) {
