@@ -330,8 +330,8 @@ void Tensor::set_grad(const Tensor& g) const {
   }
   if (!(g.sizes() == sizes()))
     fail("[set_grad] the gradient's shape ", g.sizes(), " is not the tensor's ", sizes());
-  if (g.dtype() != dtype())
-    fail("[set_grad] the gradient is ", g.dtype(), ", and the tensor ", dtype(), ": convert it");
+  if (!is_float(g.dtype()))  // of a lower precision than the tensor's it may be
+    fail("[set_grad] the gradient is ", g.dtype(), ": expected a floating point dtype");
   if (g.device() != device())
     fail("[set_grad] the gradient is on ", g.device(), ", and the tensor on ", device());
   autograd::make_meta(*this).grad = g;

@@ -143,7 +143,7 @@ TEST(Engine, GradientsAreOfTheOutputsDtype) {
   EXPECT_EQ(x.grad().dtype(), kFloat32);
   EXPECT_EQ(values(x.grad()), (std::vector<double>{3, 3}));
   EXPECT_SAYS((x * 2).backward(empty({2}, kFloat32, kMeta)), "meta");
-  EXPECT_SAYS(x.set_grad(full({2}, 1, kFloat64)), "float64");
+  EXPECT_SAYS(x.set_grad(full({2}, 1, kInt64)), "int64");
   EXPECT_SAYS(x.set_grad(empty({2}, kFloat32, kMeta)), "meta");
 }
 

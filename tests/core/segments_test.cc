@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <random>
 #include <string>
@@ -298,44 +299,59 @@ TEST(Allocator, SaysWhatTheSystemRefusesAndGoesOn) {
   EXPECT_NO_THROW(empty({1 << 18}));
 }
 
-// Near the limit, freeing takes no memory, and what is cached for small tensors serves large ones.
-TEST(Allocator, SmallBlocksGoBackWhereTheSystemHasNoMore) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's own memory does not fit into the limit";
-#endif
+// The exit status of f() in a process that gets so much memory.
+int status_within(size_t bytes, const std::function<void()>& f) {
   const pid_t child = fork();
   if (child == 0) {
-    const rlimit limit{size_t(1) << 30, size_t(1) << 30};
+    const rlimit limit{bytes, bytes};
     setrlimit(RLIMIT_AS, &limit);
     Context context;
     ContextGuard guard(context);
-    int large = 0, small = 0;
-    {
-      std::vector<Tensor> all;
-      all.reserve(1 << 22);
-      try {
-        for (;; ++large) all.push_back(empty({int64_t(1) << 20}));
-      } catch (const Error&) {
-      }
-      all.resize(size_t(large / 2));
-      context.cpu_allocator()->release_cached();
-      try {
-        for (;; ++small) all.push_back(empty({1000}));
-      } catch (const Error&) {
-      } catch (const std::bad_alloc&) {  // of a tensor's own few bytes
-      }
-    }
     try {
-      empty({int64_t(large * 3 / 4) << 20});
-      _exit(small > 10000 ? 0 : 2);
-    } catch (const Error& e) {
+      f();
+    } catch (const std::exception& e) {
       std::fprintf(stderr, "%s\n", e.what());
       _exit(1);
     }
+    _exit(0);
   }
   int status = 0;
   waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+  return status;
+}
+
+TEST(Allocator, FreeingTakesNoMemory) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory does not fit into the limit";
+#endif
+  EXPECT_EQ(status_within(size_t(1) << 30,
+                          [] {
+                            std::vector<Tensor> all;
+                            all.reserve(1 << 22);
+                            for (int64_t size : {1 << 20, 1 << 16, 100}) try {
+                                for (;;) all.push_back(empty({size}));
+                              } catch (const Error&) {
+                              } catch (const std::bad_alloc&) {  // of a tensor's own few bytes
+                              }
+                            all.clear();
+                            empty({100});
+                          }),
+            0);
+}
+
+TEST(Allocator, SmallBlocksGoBackWhereALargeOneNeedsThem) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory does not fit into the limit";
+#endif
+  EXPECT_EQ(status_within(size_t(3) << 29,
+                          [] {
+                            {
+                              std::vector<Tensor> all;
+                              for (int i = 0; i < 60000; ++i) all.push_back(empty({4000}));
+                            }
+                            empty({int64_t(220) << 20});
+                          }),
+            0);
 }
 
 TEST(Allocator, RefusesWhatNoSystemHas) {
