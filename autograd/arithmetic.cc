@@ -144,6 +144,7 @@ void copy_as(const char* name, Tensor& to, const Tensor& from) {
 }  // namespace
 
 Tensor& Tensor::copy_(const Tensor& from) {
+  check_not_expanded("copy", *this);  // fill_ and zero_ leave equal elements there
   copy_as("copy", *this, from);
   return *this;
 }
