@@ -34,7 +34,9 @@ void check(const Tensor& logits, const Tensor& targets, const CrossEntropyArgume
   const int64_t v = logits.size(logits.dim() == 1 ? 0 : 1);
   if (a.weight.defined() && !(a.weight.sizes() == Dims{v}))
     fail("[cross_entropy] weight must be [", v, "], one a class, got ", a.weight.sizes());
-  if (a.label_smoothing < 0 || a.label_smoothing > 1)
+  if (v == 0 && !probabilities)
+    fail("[cross_entropy] logits ", logits.sizes(), " have no classes, of which targets could be");
+  if (!(a.label_smoothing >= 0 && a.label_smoothing <= 1))
     fail("[cross_entropy] label_smoothing must be in [0, 1], got ", a.label_smoothing);
 }
 
