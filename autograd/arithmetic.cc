@@ -9,18 +9,47 @@
 namespace sherd {
 using autograd::Needs, autograd::record;
 
+namespace {
+// b's factor must be a number of the dtype that is computed in.
+void check_alpha(const char* op, const Tensor& a, const Tensor& b, double alpha) {
+  const Tensor* in[] = {&a, &b};
+  const DType d = plan(op, in, -1, kNumbers, false).common;
+  if (is_float(d)) return;
+  if (alpha != std::trunc(alpha))
+    fail("[", op, "] alpha ", alpha, " must be a whole number for ", d, " tensors");
+  scalar_for(op, alpha, d == kBool ? kInt32 : d);
+}
+void check_sub(const Tensor& a, const Tensor& b) {
+  if (a.dtype() == kBool && b.dtype() == kBool)
+    fail("[sub] two bool tensors cannot be subtracted: use logical operators");
+}
+}  // namespace
+
 Tensor add(const Tensor& a, const Tensor& b, double alpha) {
-  return alpha == 1 ? call(Add{}, a, b) : call(AddScaled{alpha}, a, b);
+  if (alpha == 1) return call(Add{}, a, b);
+  check_alpha("add", a, b, alpha);
+  return call(AddScaled{alpha}, a, b);
 }
 Tensor sub(const Tensor& a, const Tensor& b, double alpha) {
-  return alpha == 1 ? call(Sub{}, a, b) : call(AddScaled{-alpha}, a, b);
+  check_sub(a, b);
+  if (alpha == 1) return call(Sub{}, a, b);
+  check_alpha("sub", a, b, alpha);
+  return call(AddScaled{-alpha}, a, b);
 }
 Tensor mul(const Tensor& a, const Tensor& b) { return call(Mul{}, a, b); }
 Tensor div(const Tensor& a, const Tensor& b) { return call(Div{}, a, b); }
-Tensor pow(const Tensor& a, const Tensor& b) { return call(Pow{}, a, b); }
+Tensor pow(const Tensor& a, const Tensor& b) {
+  if (!is_float(a.dtype()) && !is_float(b.dtype()) && b.impl()->wrapped && b.item() < 0)
+    fail("[pow] ", a.dtype(), " tensors have no power of ", b.item<int64_t>(),
+         ": convert to a floating point dtype first");
+  return call(Pow{}, a, b);
+}
 Tensor maximum(const Tensor& a, const Tensor& b) { return call(Maximum{}, a, b); }
 Tensor minimum(const Tensor& a, const Tensor& b) { return call(Minimum{}, a, b); }
-Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) { return call(Where{}, c, a, b); }
+Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) {
+  if (c.dtype() != kBool) fail("[where] the condition must be bool, got ", c.dtype());
+  return call(Where{}, c, a, b);
+}
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   if (mask.dtype() != kBool) fail("[masked_fill] the mask must be bool, got ", mask.dtype());
   return where(mask, scalar_for("masked_fill", value, x.dtype()), x).to(x.dtype());
@@ -49,11 +78,7 @@ Tensor clamp(const Tensor& x, double min, double max) {
 }
 
 Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
-Tensor operator-(const Tensor& a, const Tensor& b) {
-  if (a.dtype() == kBool && b.dtype() == kBool)
-    fail("[sub] two bool tensors cannot be subtracted: use logical operators");
-  return sub(a, b);
-}
+Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
 Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
 Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
 Tensor operator-(const Tensor& a) { return neg(a); }
@@ -91,9 +116,14 @@ void check_in_place(const char* op, const Tensor& x, bool gives_history) {
 }  // namespace autograd
 
 Tensor& Tensor::add_(const Tensor& o, double alpha) {
-  return alpha == 1 ? call_(Add{}, *this, o) : call_(AddScaled{alpha}, *this, o);
+  if (alpha == 1) return call_(Add{}, *this, o);
+  check_alpha("add", *this, o, alpha);
+  return call_(AddScaled{alpha}, *this, o);
 }
-Tensor& Tensor::sub_(const Tensor& o) { return call_(Sub{}, *this, o); }
+Tensor& Tensor::sub_(const Tensor& o) {
+  check_sub(*this, o);
+  return call_(Sub{}, *this, o);
+}
 Tensor& Tensor::mul_(const Tensor& o) { return call_(Mul{}, *this, o); }
 Tensor& Tensor::div_(const Tensor& o) { return call_(Div{}, *this, o); }
 
@@ -146,6 +176,7 @@ void copy_as(const char* name, Tensor& to, const Tensor& from) {
 }  // namespace
 
 Tensor& Tensor::copy_(const Tensor& from) {
+  check_not_expanded("copy", *this);  // fill_ and zero_ leave equal elements there
   copy_as("copy", *this, from);
   return *this;
 }

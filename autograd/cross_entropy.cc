@@ -34,7 +34,9 @@ void check(const Tensor& logits, const Tensor& targets, const CrossEntropyArgume
   const int64_t v = logits.size(logits.dim() == 1 ? 0 : 1);
   if (a.weight.defined() && !(a.weight.sizes() == Dims{v}))
     fail("[cross_entropy] weight must be [", v, "], one a class, got ", a.weight.sizes());
-  if (a.label_smoothing < 0 || a.label_smoothing > 1)
+  if (v == 0 && !probabilities)
+    fail("[cross_entropy] logits ", logits.sizes(), " have no classes, of which targets could be");
+  if (!(a.label_smoothing >= 0 && a.label_smoothing <= 1))
     fail("[cross_entropy] label_smoothing must be in [0, 1], got ", a.label_smoothing);
 }
 
@@ -102,9 +104,10 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
   const CrossEntropyOptions options{a.ignore_index, a.label_smoothing,
                                     a.weight.defined() ? contiguous_raw(a.weight) : Tensor()};
   const Tensor t = contiguous_raw(targets.reshape({n}).detach());
-  Tensor losses = empty({n}, wide, x.device()), lse = empty({n}, wide, x.device()),
+  Tensor losses = empty({n}, wide, x.device()), log_sums = empty({n, 2}, wide, x.device()),
          sums = zeros({2}, wide, x.device());
-  if (n) cross_entropy_forward(x.device(), x.dtype())(x.detach(), t, options, losses, lse, sums);
+  if (n)
+    cross_entropy_forward(x.device(), x.dtype())(x.detach(), t, options, losses, log_sums, sums);
   Tensor y;
   {
     NoGrad off;
@@ -116,8 +119,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
   }
   return record<1>(
       "cross_entropy", y, {&x},
-      [x = Saved(x), targets = Saved(targets), weight = Saved(a.weight), t, a, options, lse, sums](
-          const Tensor& g, Needs) {
+      [x = Saved(x), targets = Saved(targets), weight = Saved(a.weight), t, a, options, log_sums,
+       sums](const Tensor& g, Needs) {
         const Tensor logits = x.get();
         targets.get(), weight.get();  // unchanged since, or an error
         if (grad_enabled()) {
@@ -130,7 +133,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
             a.reduction == Reduction::kMean ? sums.select(0, 1).detach() : Tensor();
         const Tensor gc = contiguous_raw(g.reshape({-1}).detach());
         if (dx.numel())
-          cross_entropy_backward(dx.device(), dx.dtype())(gc, divisor, logits.detach(), t, lse,
+          cross_entropy_backward(dx.device(), dx.dtype())(gc, divisor, logits.detach(), t, log_sums,
                                                           options, dx);
         return std::array{dx};
       });

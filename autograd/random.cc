@@ -43,7 +43,11 @@ Tensor arange(double start, double end, double step, DType dtype) {
   if (!std::isfinite(start) || !std::isfinite(end) || !std::isfinite(step) || step == 0 ||
       (end - start) / step < 0)
     fail("[arange] step ", step, " does not lead from ", start, " to ", end);
-  const int64_t n = int64_t(std::ceil((end - start) / step));
+  const double count = std::ceil((end - start) / step);
+  if (!(count < 0x1p60))  // as float64, it would not fit an address
+    fail("[arange] from ", start, " to ", end, " in steps of ", step, " are ", count,
+         " elements, more than memory can hold");
+  const int64_t n = int64_t(count);
   Tensor t = empty({n}, kFloat64);
   for (int64_t i = 0; i < n; ++i) t.data<double>()[i] = start + double(i) * step;
   return to_raw(t, dtype);

@@ -14,7 +14,9 @@ Tensor reduce(const Op& op, const Tensor& x, const Dims& dims, bool keepdim) {
   const DType type = reduced_type(Op::name, x.dtype(), gives_of<Op>, kinds_of<Op>);
   sherd::ReductionPlan r = plan_reduction(
       Op::name, x, dims, sizes, over, !requires { Op::empty; });
-  r.compute = x.dtype() == kFloat64 ? kFloat64 : is_float(x.dtype()) ? kFloat32 : kInt64;
+  r.compute = x.dtype() == kFloat64 || in_float64<Op> ? kFloat64
+              : is_float(x.dtype())                   ? kFloat32
+                                                      : kInt64;
   Tensor wide = empty(sizes, gives_of<Op> == kIndex ? kInt64 : r.compute, x.device());
   if (wide.numel() && !x.device().is_meta()) {
     r.in = x.bytes(), r.out = wide.bytes();

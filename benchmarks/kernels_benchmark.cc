@@ -75,15 +75,15 @@ BENCHMARK(softmax)->ArgsProduct({{32, 16}, {0, 1}})->ArgNames({"bits", "backward
 void cross_entropy(benchmark::State& state) {
   const DType d = type(state);
   const Tensor logits = random({kTokens, kVocabulary}, d), targets = zeros({kTokens}, kInt64),
-               losses = empty({kTokens}), lse = empty({kTokens}), sums = empty({2}), one = ones({}),
-               dlogits = empty(logits.sizes(), d);
+               losses = empty({kTokens}), log_sums = empty({kTokens, 2}), sums = empty({2}),
+               one = ones({}), dlogits = empty(logits.sizes(), d);
   const bool backward = state.range(1);
-  cross_entropy_forward(kCPU, d)(logits, targets, {}, losses, lse, sums);
+  cross_entropy_forward(kCPU, d)(logits, targets, {}, losses, log_sums, sums);
   for (auto _ : state) {
     if (backward)
-      cross_entropy_backward(kCPU, d)(one, one, logits, targets, lse, {}, dlogits);
+      cross_entropy_backward(kCPU, d)(one, one, logits, targets, log_sums, {}, dlogits);
     else
-      cross_entropy_forward(kCPU, d)(logits, targets, {}, losses, lse, sums);
+      cross_entropy_forward(kCPU, d)(logits, targets, {}, losses, log_sums, sums);
   }
   count(state, logits.numel(), logits.nbytes() * (backward ? 2 : 1));
 }

@@ -57,9 +57,17 @@ void check_writable(const char* op, const Tensor& out, const Plan& p, bool in_pl
   auto category = [](DType d) { return is_float(d) ? 2 : d != kBool; };
   if (category(p.result) > category(out.dtype()))
     fail("[", op, "] result type ", name_of(p.result), " cannot be cast to ", name_of(out.dtype()));
-  for (int i = 0; i < out.dim(); ++i)
-    if (out.strides()[i] == 0 && out.size(i) > 1)
-      fail("[", op, "] cannot write to an expanded tensor: call contiguous() first");
+  check_not_expanded(op, out);
+}
+bool is_expanded(const Tensor& x) {
+  if (x.numel() == 0) return false;
+  for (int i = 0; i < x.dim(); ++i)
+    if (x.strides()[i] == 0 && x.size(i) > 1) return true;
+  return false;
+}
+void check_not_expanded(const char* op, const Tensor& out) {
+  if (is_expanded(out))
+    fail("[", op, "] cannot write to an expanded tensor: call contiguous() first");
 }
 
 namespace {

@@ -197,6 +197,10 @@ Plan plan(const char* op, std::span<const Tensor* const> inputs, int condition, 
 Tensor output(const Plan& plan, std::span<const Tensor* const> inputs);
 // Error unless `out` can take the plan's result: its shape, its dtype's category, not expanded.
 void check_writable(const char* op, const Tensor& out, const Plan& plan, bool in_place);
+// True if several elements lie in one place: what is written to one would be read in others.
+bool is_expanded(const Tensor& x);
+// Error if `out` is expanded.
+void check_not_expanded(const char* op, const Tensor& out);
 
 // Error if `out` and `in` share memory and not element for element, so that writing may change what
 // is still to be read. Found only of tensors that fill a range of memory; others may interleave.

@@ -8,8 +8,7 @@ ReductionPlan plan_reduction(const char* op, const Tensor& x, const Dims& dims, 
   for (auto d : dims) {
     if (d < -std::max(1, x.dim()) || d >= std::max(1, x.dim()))
       fail("[", op, "] dimension ", d, " is out of range for shape ", x.sizes());
-    if (x.dim() == 0) continue;
-    if (std::exchange(reduced[d < 0 ? d + x.dim() : d], true))
+    if (std::exchange(reduced[d < 0 ? d + std::max(1, x.dim()) : d], true))
       fail("[", op, "] dimension ", d, " appears twice");
   }
   ReductionPlan r{};

@@ -24,6 +24,11 @@
 
 namespace sherd {
 
+// in_float64: computed in float64 whatever the input's dtype, the result rounded to it.
+template <class Op>
+constexpr bool in_float64 = requires {
+  Op::in_float64;
+};
 enum Gives {
   kSame,
   kWide,

@@ -5,6 +5,7 @@
 
 #include "autograd/meta.h"
 #include "core/allocator.h"
+#include "core/pointwise.h"
 #include "nn/shard_info.h"
 
 namespace sherd::optim {
@@ -142,6 +143,9 @@ void Optimizer::check(const Entry& e, const Tensor& grad) const {
   if (!is_float(grad.dtype()))
     fail("[", type(), "] the gradient of ", name_of(e), " is ", grad.dtype(),
          ", expected a floating point dtype");
+  if (is_expanded(e.param))
+    fail("[", type(), "] parameter ", name_of(e), " is expanded, several of its elements lie in ",
+         "one place: optimize the tensor that was expanded, or a contiguous() one");
   for (auto& t : e.state.tensors)
     if (t.defined() && !(t.sizes() == shape))
       fail("[", type(), "] optimizer state of ", name_of(e), " has shape ", t.sizes(),

@@ -10,31 +10,30 @@ namespace {
 // What a row's loss needs beside x[target].
 template <class T>
 struct RowSums {
-  T lse;       // log sum e^x
-  T smoothed;  // sum_v w[v] (lse - x[v]), where labels are smoothed
+  LogSum<T> log_sum;
+  T smoothed;  // -sum_v w[v] log p[v], where labels are smoothed
 };
 
 template <class T>
 [[gnu::always_inline]] inline RowSums<T> forward_row(const T* x, const T* w, bool smoothing,
                                                      int64_t n) {
-  const T m = max_of(x, n);
-  const T lse = m + log(Lane<T>{exp_sum(x, m, n)}).v;
+  const LogSum<T> l = log_sum(x, n);
   T s = 0;
   if (smoothing)
-    s = w ? sum_of<T>(n, [=](int64_t i) { return w[i] * (lse - x[i]); })
-          : sum_of<T>(n, [=](int64_t i) { return lse - x[i]; });
-  return {lse, s};
+    s = w ? sum_of<T>(n, [=](int64_t i) { return w[i] * l.loss(x[i]); })
+          : sum_of<T>(n, [=](int64_t i) { return l.loss(x[i]); });
+  return {l, s};
 }
-// dx = a e^(x - lse) - b w, where w is 1 if null. The target's own term is the caller's.
+// dx = a p - b w, where w is 1 if null. The target's own term is the caller's.
 template <class T>
-[[gnu::always_inline]] inline void backward_row(const T* x, const T* w, T lse, T a, T b, T* dx,
-                                                int64_t n) {
+[[gnu::always_inline]] inline void backward_row(const T* x, const T* w, LogSum<T> l, T a, T b,
+                                                T* dx, int64_t n) {
   if (w) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = a * exp_nonpositive(x[i] - lse) - b * w[i];
+    for (int64_t i = 0; i < n; ++i) dx[i] = a * exp_nonpositive(l.log_probability(x[i])) - b * w[i];
   } else {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = a * exp_nonpositive(x[i] - lse) - b;
+    for (int64_t i = 0; i < n; ++i) dx[i] = a * exp_nonpositive(l.log_probability(x[i])) - b;
   }
 }
 template <class T>
@@ -46,12 +45,12 @@ SHERD_AVX512 RowSums<T> forward_avx512(const T* x, const T* w, bool smoothing, i
   return forward_row(x, w, smoothing, n);
 }
 template <class T>
-SHERD_AVX2 void backward_avx2(const T* x, const T* w, T lse, T a, T b, T* dx, int64_t n) {
-  backward_row(x, w, lse, a, b, dx, n);
+SHERD_AVX2 void backward_avx2(const T* x, const T* w, LogSum<T> l, T a, T b, T* dx, int64_t n) {
+  backward_row(x, w, l, a, b, dx, n);
 }
 template <class T>
-SHERD_AVX512 void backward_avx512(const T* x, const T* w, T lse, T a, T b, T* dx, int64_t n) {
-  backward_row(x, w, lse, a, b, dx, n);
+SHERD_AVX512 void backward_avx512(const T* x, const T* w, LogSum<T> l, T a, T b, T* dx, int64_t n) {
+  backward_row(x, w, l, a, b, dx, n);
 }
 
 void check(const Tensor& targets, int64_t classes, const CrossEntropyOptions& options) {
@@ -79,7 +78,7 @@ struct Weights {
 };
 
 void forward(const Stream&, const Tensor& logits, const Tensor& targets,
-             const CrossEntropyOptions& options, const Tensor& losses, const Tensor& lse,
+             const CrossEntropyOptions& options, const Tensor& losses, const Tensor& log_sums,
              const Tensor& sums) {
   const int64_t rows = logits.size(0), n = logits.size(1);
   check(targets, n, options);
@@ -88,7 +87,7 @@ void forward(const Stream&, const Tensor& logits, const Tensor& targets,
     const Weights<T> w(options.weight, n);
     const int64_t* target = targets.data<int64_t>();
     const T s = T(options.label_smoothing);
-    T *loss = losses.data<T>(), *l = lse.data<T>();
+    T *loss = losses.data<T>(), *l = log_sums.data<T>();
     auto row = has_avx512() ? forward_avx512<T> : forward_avx2<T>;
     parallel_for(rows, row_grain(n), [&](int64_t begin, int64_t end) {
       auto block = xs.block();
@@ -96,11 +95,11 @@ void forward(const Stream&, const Tensor& logits, const Tensor& targets,
         const bool ignored = target[i] == options.ignore_index;
         const T* x = xs.read(i, block);
         const RowSums<T> r = row(x, w.data(), s != 0 && !ignored, n);
-        l[i] = r.lse;
+        l[2 * i] = r.log_sum.max, l[2 * i + 1] = r.log_sum.rest;
         if (ignored) {
           loss[i] = 0;
         } else {
-          loss[i] = (1 - s) * w[target[i]] * (r.lse - x[target[i]]);
+          loss[i] = (1 - s) * w[target[i]] * r.log_sum.loss(x[target[i]]);
           if (s != 0) loss[i] += s / T(n) * r.smoothed;
         }
       }
@@ -113,7 +112,7 @@ void forward(const Stream&, const Tensor& logits, const Tensor& targets,
 }
 
 void backward(const Stream&, const Tensor& g, const Tensor& divisor, const Tensor& logits,
-              const Tensor& targets, const Tensor& lse, const CrossEntropyOptions& options,
+              const Tensor& targets, const Tensor& log_sums, const CrossEntropyOptions& options,
               const Tensor& dlogits) {
   const int64_t rows = logits.size(0), n = logits.size(1);
   check(targets, n, options);
@@ -121,7 +120,7 @@ void backward(const Stream&, const Tensor& g, const Tensor& divisor, const Tenso
     const Rows<T> xs(logits, n), dxs(dlogits, n);
     const Weights<T> w(options.weight, n);
     const int64_t* target = targets.data<int64_t>();
-    const T *l = lse.data<T>(), s = T(options.label_smoothing);
+    const T *l = log_sums.data<T>(), s = T(options.label_smoothing);
     const auto gs = parameter<T>(contiguous_raw(g), g.numel(), 0);
     const T scale = divisor.defined() ? T(1 / divisor.item<double>()) : T(1);
     auto row = has_avx512() ? backward_avx512<T> : backward_avx2<T>;
@@ -134,7 +133,8 @@ void backward(const Stream&, const Tensor& g, const Tensor& divisor, const Tenso
         } else {
           const T up = gs[gs.size() == 1 ? 0 : size_t(i)] * scale,
                   hit = (1 - s) * w[target[i]] * up, even = s / T(n) * up;
-          row(xs.read(i, in), w.data(), l[i], hit + even * w.total, even, dx, n);
+          row(xs.read(i, in), w.data(), LogSum<T>{l[2 * i], l[2 * i + 1]}, hit + even * w.total,
+              even, dx, n);
           dx[target[i]] -= hit;
         }
         dxs.write(i, out);

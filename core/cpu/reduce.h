@@ -298,7 +298,8 @@ void reduction_kernel(const Stream&, const Op& op, const ReductionPlan& r) {
     rows ? reduce_rows<Op, T>(op, r, static_cast<Out*>(r.out))
          : reduce_columns<Op, T>(op, r, static_cast<Out*>(r.out));
   };
-  if (r.compute == kFloat32) return go(Type<float>{});
+  if constexpr (!in_float64<Op>)
+    if (r.compute == kFloat32) return go(Type<float>{});
   if (r.compute == kFloat64) return go(Type<double>{});
   if constexpr (kinds_of<Op> == kNumbers) return go(Type<int64_t>{});
 }

@@ -41,4 +41,18 @@ template <class T>
   return lane[0];
 }
 
+// log(sum of e^x) of a row as max + rest. Their sum would lose the digits of the rest, and with
+// them a probability's, where all of the row is large.
+template <class T>
+struct LogSum {
+  T max, rest;
+  [[gnu::always_inline]] T log_probability(T x) const { return (x - max) - rest; }
+  [[gnu::always_inline]] T loss(T x) const { return (max - x) + rest; }  // its negative, never -0
+};
+template <class T>
+[[gnu::always_inline]] inline LogSum<T> log_sum(const T* x, int64_t n) {
+  const T m = max_of(x, n);
+  return {m, log(Lane<T>{exp_sum(x, m, n)}).v};
+}
+
 }  // namespace sherd::cpu

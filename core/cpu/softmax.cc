@@ -21,10 +21,9 @@ struct Softmax {
 struct LogSoftmax {
   template <class T>
   static void run(const T* x, const T*, T* y, int64_t n) {
-    const T m = max_of(x, n);
-    const T lse = m + log(Lane<T>{exp_sum(x, m, n)}).v;
+    const LogSum<T> s = log_sum(x, n);
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = x[i] - lse;
+    for (int64_t i = 0; i < n; ++i) y[i] = s.log_probability(x[i]);
   }
 };
 struct SoftmaxBackward {

@@ -80,6 +80,7 @@ struct Argmax {
 struct Var {
   static constexpr auto name = "var";
   static constexpr bool empty = true;
+  static constexpr bool in_float64 = true;  // a mean in float32 would hide a small variance
   double correction;
   template <class V, class I>
   struct State {

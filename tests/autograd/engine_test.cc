@@ -165,6 +165,12 @@ TEST(Engine, BranchesAndReuse) {
   EXPECT_EQ(values(y.grad()), (std::vector<double>{2 * 4 * 3 + 4, 28}));
 }
 
+TEST(Engine, AResidualOfNothingHasAGradient) {
+  const Tensor x = leaf({0, 3}), h = x * 2;
+  (h + exp(h)).sum().backward();  // the sum's gradient is expanded, and added to
+  EXPECT_EQ(x.grad().sizes(), (Dims{0, 3}));
+}
+
 TEST(Engine, SecondBackwardNeedsRetainGraph) {
   const Tensor x = leaf({2});
   const Tensor y = (x * x).sum();

@@ -69,7 +69,14 @@ TEST(InPlace, LeavesAndExpandedTensorsAreRefused) {
   EXPECT_EQ(values(x.detach()), (Values{2, 3}));
   EXPECT_TRUE(x.is_leaf() && x.requires_grad());
   Tensor wide = zeros({1}, kFloat64).expand({3});
-  expect_error([&] { wide.add_(1); }, "expanded");
+  expect_error([&] { wide.add_(1); }, "[add] cannot write to an expanded");
+  expect_error([&] { wide.copy_(ones({3}, kFloat64)); }, "[copy] cannot write to an expanded");
+  EXPECT_EQ(values(wide), (Values{0, 0, 0}));
+  wide.fill_(3);  // one value for all, as in PyTorch
+  EXPECT_EQ(values(wide), (Values{3, 3, 3}));
+  wide.zero_();
+  Tensor none = zeros({1, 1}).expand({0, 3});  // nothing is written
+  none.add_(1), none.copy_(ones({3}));
   Tensor small = zeros({1}, kFloat64);
   expect_error([&] { small.add_(zeros({3}, kFloat64)); }, "cannot hold");
   Tensor whole = zeros({1}, kInt64);

@@ -292,6 +292,18 @@ TEST(Step, WrongGradientsAreRefusedByNameBeforeAnythingChanges) {
   EXPECT_SAYS(sgd.step(), "gradient of layer.b is int64");
 }
 
+TEST(Step, ExpandedParametersAreRefusedByName) {
+  const Tensor p = ones({1}).expand({3}).set_requires_grad();
+  const Tensor good = random_leaf({2}, 1), before = copy_of(good);
+  p.set_grad(ones({3})), good.set_grad(ones({2}));
+  SGD sgd({{"good", good}, {"wide", p}});
+  AdamW adam({{"good", good}, {"wide", p}});
+  EXPECT_SAYS(sgd.step(), "[SGD] parameter wide is expanded");
+  EXPECT_SAYS(adam.step(), "[AdamW] parameter wide is expanded");
+  EXPECT_EQ(values(p), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(bits(good), bits(before));
+}
+
 TEST(ZeroGrad, ToNoneOrToZero) {
   const Tensor a = random_leaf({4}, 1), b = random_leaf({4}, 2);
   SGD sgd({a, b});
