@@ -7,6 +7,7 @@
 #include "core/context.h"
 #include "core/generator.h"
 #include "distributed/agree.h"
+#include "distributed/agree_bf16.h"
 #include "distributed/broadcast_coalesced.h"
 #include "distributed/debug.h"
 #include "distributed/distributed.h"
@@ -23,6 +24,13 @@ bool reshards_after_forward(ShardingStrategy s) {
 }
 
 void warn(const std::string& text) { std::fprintf(stderr, "[fsdp] %s\n", text.c_str()); }
+
+bool computes_in_bf16(const std::vector<std::shared_ptr<Unit>>& units) {
+  for (auto& u : units)
+    for (auto& g : u->groups())
+      if (g.compute == kBFloat16) return true;
+  return false;
+}
 
 struct Said {  // once a rank
   bool one_rank = false;
@@ -246,6 +254,7 @@ void Runtime::build(nn::Module& root) {
     root.materialize(seed);  // what was ignored
     make_schedule(units);
     verify(root, units);
+    if (computes_in_bf16(units)) agree_on_bf16_products(group_);
     if (options_.sync_module_states) {
       std::vector<Tensor> buffers;
       for (auto& [name, t] : root.named_buffers()) buffers.push_back(t);
