@@ -195,8 +195,18 @@ Runtime::UnitPlan Runtime::plan_units(nn::Module& root) {
     auto [it, fresh] = claimed.emplace(s->tensor.impl(), plan.owner[s->owner]);
     if (!fresh && it->second != plan.owner[s->owner]) shared.insert(s->tensor.impl());
   }
+  std::unordered_set<const autograd::GradSink*> own;
+  for (nn::Module* m : plan.modules)
+    if (const auto h = Hooks::on(*m))
+      for (auto& g : h->unit->groups()) own.insert(g.bucket.get());
   for (nn::Slot* s : root.slots()) {
     if (!is_managed(*s)) continue;
+    const autograd::AutogradMeta* meta = autograd::meta_of(s->tensor);
+    if (meta && meta->sink && !own.contains(meta->sink.get()))
+      fail("[fsdp] parameter ", s->full_name(),
+           " is in another parallel wrapper already (DistributedDataParallel?): put it into "
+           "ignored_parameters, or its module into ignored_modules, if that one is to reduce its "
+           "gradient");
     const bool is_shared = shared.count(s->tensor.impl()) > 0, cut = s->tensor.impl()->placeholder;
     nn::Module* unit = is_shared ? &root : plan.owner[s->owner];
     if (is_shared && cut)
