@@ -282,7 +282,8 @@ TEST_F(Deadline, T_27_O_011_leaves_a_flight_record_a_rank) {
     EXPECT_HAS(records[rank], "#90 barrier");
     EXPECT_HAS(records[rank], "#101 all_reduce SUM of float32 [2, 3]");
     EXPECT_EQ(has(records[rank], "    103  "), rank != 1) << records[rank];
-    EXPECT_HAS(results[rank].output, concat("[rank ", rank, "] the last collectives of group"));
+    EXPECT_HAS(results[rank].output,
+               concat("[flight_record] the last collectives of rank ", rank, " in group"));
   }
   EXPECT_HAS(records[0], "    102  failed");
   EXPECT_HAS(records[0], "    103  queued");
