@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "core/context.h"
+#include "distributed/deadline.h"
 #include "distributed/debug.h"
 #include "distributed/mesh_exchange.h"
 
@@ -76,8 +77,10 @@ uint64_t MeshProcessGroup::last_sequence() const {
   return last_.sequence;
 }
 
-TimePoint MeshProcessGroup::deadline(Options options) const {
-  return Clock::now() + options.timeout.value_or(timeout_);
+TimePoint MeshProcessGroup::deadline(const char* op, Options options) const {
+  const Milliseconds timeout = options.timeout.value_or(timeout_);
+  check_timeout(op, timeout);
+  return deadline_after(timeout);
 }
 
 void MeshProcessGroup::check_alive(const char* op) const {
@@ -87,6 +90,7 @@ void MeshProcessGroup::check_alive(const char* op) const {
 
 Work MeshProcessGroup::issue(const CollectiveTag& tag, std::vector<int> partners, Options options,
                              Body body) {
+  check([&] { check_timeout(name_of(tag.kind), options.timeout.value_or(timeout_)); });
   Operation operation{tag, std::move(partners), options, std::move(body), Event::pending()};
   const Work work(operation.done, nullptr, waited_ns_);
   if (was_refused_.exchange(false)) record_.forget_refusal();
@@ -193,7 +197,7 @@ void MeshProcessGroup::run(Operation& operation) {
       flight_.began(operation.tag.sequence);
       if (operation.options.on_start) operation.options.on_start();
       MemoryScope scope(MemoryCategory::kCommunication);
-      exchange_->begin(operation.tag, operation.partners, Clock::now() + timeout);
+      exchange_->begin(operation.tag, operation.partners, deadline_after(timeout));
       operation.body(*exchange_);
       exchange_->end();
     }
@@ -312,11 +316,12 @@ PointToPoint& MeshProcessGroup::point_to_point(const char* op, const Tensor& ten
 Work MeshProcessGroup::send(const Tensor& tensor, int destination, int tag, Options options) {
   if (destination < 0) fail("[send] rank ", destination, " is no destination");
   return point_to_point("send", tensor, destination)
-      .send(tensor, destination, tag, deadline(options));
+      .send(tensor, destination, tag, deadline("send", options));
 }
 
 Work MeshProcessGroup::recv(const Tensor& tensor, int source, int tag, Options options) {
-  return point_to_point("recv", tensor, source).recv(tensor, source, tag, deadline(options));
+  return point_to_point("recv", tensor, source)
+      .recv(tensor, source, tag, deadline("recv", options));
 }
 
 void MeshProcessGroup::leave() {

@@ -18,6 +18,7 @@
 #include "core/context.h"
 #include "distributed/tree_sum.h"
 #include "tests/distributed/over_backends.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
@@ -751,6 +752,38 @@ TEST_P(Collectives, O_008_WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     EXPECT_NE(std::string(e.what()).find("[scatter] got 3 inputs, should be 2"), std::string::npos)
         << e.what();
   }
+}
+
+TEST_P(Collectives, O_017_TimeoutsMayBeAsLongAsTheirTypeAllows) {
+  constexpr Milliseconds kEver = Milliseconds::max();
+  over_ranks(2, [&](int rank) {
+    const Group pair = new_group({0, 1}, kEver);
+    const Tensor x = full({4}, rank);
+    all_reduce(x, ReduceOp::kSum, {.group = pair});
+    all_reduce(x, ReduceOp::kSum, {.timeout = kEver});
+    EXPECT_EQ(x.data<float>()[0], 2);
+    if (rank == 0)
+      send(x, 1, 0, {.timeout = kEver});
+    else
+      EXPECT_EQ(recv(x, 0, 0, {.timeout = kEver}), 0);
+    monitored_barrier({.timeout = kEver});
+    const auto refused = [](const std::string& op, const std::function<void()>& f) {
+      EXPECT_HAS(error_of(f), concat("[", op, "] timeout is 0 ms, should be above 0"));
+    };
+    const CallOptions none{.timeout = Milliseconds(0)};
+    const auto before = default_group()->sequence_number();
+    refused("all_reduce", [&] { all_reduce(x, ReduceOp::kSum, none); });
+    refused("barrier", [&] { barrier(none); });
+    refused("monitored_barrier", [&] { monitored_barrier(none); });
+    refused("send", [&] { send(x, 1 - rank, 0, none); });
+    refused("recv", [&] { recv(x, 1 - rank, 0, none); });
+    refused("new_group", [&] { new_group({0}, Milliseconds(0)); });
+    EXPECT_HAS(error_of([&] { all_reduce(x, ReduceOp::kSum, {.timeout = Milliseconds(-5)}); }),
+               "timeout is -5 ms");
+    EXPECT_EQ(default_group()->sequence_number(), before);
+    barrier();
+    destroy_process_group(pair);
+  });
 }
 
 TEST_P(PointToPoint, O_014_OrdersTagsAndSources) {
