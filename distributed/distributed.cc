@@ -13,6 +13,7 @@
 #include "distributed/hosts_exchange.h"
 #include "distributed/mesh_process_group.h"
 #include "distributed/mpi/mpi_job.h"
+#include "distributed/outputs.h"
 #include "distributed/shm/shm_mesh.h"
 #include "distributed/tcp_store.h"
 
@@ -398,6 +399,7 @@ Work all_gather_into_tensor_coalesced(const std::vector<Tensor>& outputs,
   call.check([&] {
     check_coalesced("all_gather_into_tensor_coalesced", {"outputs", outputs}, {"inputs", inputs},
                     call->size());
+    check_outputs("all_gather_into_tensor_coalesced", "outputs", outputs);
   });
   std::vector<Tensor> pieces;
   for (const Tensor& x : inputs) pieces.push_back(x.defined() ? contiguous_raw(x) : x);
@@ -439,6 +441,7 @@ Work reduce_scatter_tensor_coalesced(const std::vector<Tensor>& outputs,
   call.check([&] {
     check_coalesced("reduce_scatter_tensor_coalesced", {"inputs", inputs}, {"outputs", outputs},
                     call->size());
+    check_outputs("reduce_scatter_tensor_coalesced", "outputs", outputs);
   });
   const Work work = call->reduce_scatter_pieces(outputs, inputs, op, call.options());
   for (const Tensor& x : outputs) x.bump_version();

@@ -6,6 +6,7 @@
 #include "distributed/deadline.h"
 #include "distributed/debug.h"
 #include "distributed/mesh_exchange.h"
+#include "distributed/outputs.h"
 
 namespace sherd::dist {
 
@@ -320,8 +321,9 @@ Work MeshProcessGroup::send(const Tensor& tensor, int destination, int tag, Opti
 }
 
 Work MeshProcessGroup::recv(const Tensor& tensor, int source, int tag, Options options) {
-  return point_to_point("recv", tensor, source)
-      .recv(tensor, source, tag, deadline("recv", options));
+  PointToPoint& transfers = point_to_point("recv", tensor, source);
+  check_outputs("recv", "tensor", {&tensor, 1});
+  return transfers.recv(tensor, source, tag, deadline("recv", options));
 }
 
 void MeshProcessGroup::leave() {

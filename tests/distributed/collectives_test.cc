@@ -754,6 +754,64 @@ TEST_P(Collectives, O_008_WrongArgumentsAreRefusedBeforeAnythingIsSent) {
   }
 }
 
+TEST_P(Collectives, O_008_OutputsThatShareMemoryAreRefused) {
+  over_ranks(2, [](int rank) {
+    const Tensor x = zeros({2, 3}), all = zeros({5, 3}), wide = zeros({2, 8}),
+                 expanded = zeros({2, 1}).as_strided_raw({2, 3}, {1, 0}, 0);
+    const auto rows = [&](int64_t from) { return all.as_strided_raw({2, 3}, {3, 1}, 3 * from); };
+    const auto columns = [&](int64_t from) { return wide.as_strided_raw({2, 3}, {8, 1}, from); };
+    const auto refused = [](const std::string& text, const std::function<void()>& f) {
+      EXPECT_HAS(error_of(f), text);
+    };
+    refused("[all_gather] outputs[0] and outputs[1] share memory", [&] { all_gather({x, x}, x); });
+    refused("[all_gather] outputs[0] and outputs[1] share memory", [&] {
+      all_gather({rows(1), rows(0)}, x);
+    });
+    refused("[all_gather] outputs[0] and outputs[1] share memory", [&] {
+      all_gather({columns(0), columns(2)}, x);
+    });
+    refused("[all_gather] several elements of outputs[1] lie in one place", [&] {
+      all_gather({x, expanded}, x);
+    });
+    refused("[all_reduce] several elements of tensor", [&] { all_reduce(expanded); });
+    refused("[all_reduce] several elements of tensor", [&] {
+      all_reduce(all.as_strided_raw({3, 3}, {2, 1}, 0));
+    });
+    refused("[all_reduce_coalesced] tensors[0] and tensors[2]", [&] {
+      all_reduce_coalesced({x, zeros({2}), x});
+    });
+    refused("[all_to_all] outputs[0] and outputs[1]", [&] { all_to_all({x, x}, {x, x}); });
+    refused("[all_gather_into_tensor_coalesced] outputs[0] and outputs[1]", [&] {
+      all_gather_into_tensor_coalesced(
+          {rows(0).as_strided_raw({6}, {1}, 0), rows(1).as_strided_raw({6}, {1}, 3)},
+          {zeros({3}), zeros({3})});
+    });
+    refused("[reduce_scatter_tensor_coalesced] outputs[0] and outputs[1]", [&] {
+      reduce_scatter_tensor_coalesced({x, x}, {zeros({4, 3}), zeros({4, 3})});
+    });
+    refused("[reduce_scatter] several elements of output", [&] {
+      reduce_scatter(expanded, {x, x});
+    });
+    refused("[recv] several elements of tensor", [&] { recv(expanded, 1 - rank); });
+    if (rank == 0) {
+      refused("[gather] outputs[0] and outputs[1]", [&] { gather({x, x}, x, 0); });
+      refused("[reduce] several elements of tensor", [&] { reduce(expanded, 0); });
+      refused("[broadcast] several elements of tensor", [&] { broadcast(expanded, 1); });
+      refused("[scatter] several elements of output", [&] { scatter(expanded, {}, 1); });
+    }
+    EXPECT_EQ(default_group()->sequence_number(), 0u);
+    // Beside each other, also where they lie between each other; and what is read alone.
+    const Tensor one = full({2, 3}, rank + 1.0);
+    all_gather({rows(3), rows(0)}, one);
+    all_gather({columns(0), columns(3)}, one);
+    for (int64_t c = 0; c < 8; ++c) EXPECT_EQ(wide.data<float>()[8 + c], c < 3 ? 1 : c < 6 ? 2 : 0);
+    broadcast(rank == 0 ? expanded : one, 0);
+    EXPECT_EQ(one.data<float>()[5], rank == 0);
+    const Tensor t = all.as_strided_raw({3, 2}, {1, 3}, 0), none = zeros({0});
+    all_reduce_coalesced({t, none, none, rows(2)});
+  });
+}
+
 TEST_P(Collectives, O_017_TimeoutsMayBeAsLongAsTheirTypeAllows) {
   constexpr Milliseconds kEver = Milliseconds::max();
   over_ranks(2, [&](int rank) {
