@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "core/context.h"
+#include "distributed/collective_hints.h"
 #include "distributed/deadline.h"
 #include "distributed/debug.h"
 #include "distributed/mesh_exchange.h"
@@ -246,7 +247,7 @@ std::exception_ptr MeshProcessGroup::fail_group(const std::function<std::string(
 std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds timeout,
                                       std::exception_ptr cause) {
   const auto me = concat("rank ", ranks_[rank_]);
-  const FailureRecord::Where here{tag.sequence, true, tag.describe()};
+  const FailureRecord::Where here{tag.sequence, true, tag.describe(), hint_of(tag)};
   try {
     std::rethrow_exception(cause);
   } catch (const TagMismatch& e) {
@@ -254,10 +255,11 @@ std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds tim
     if (e.theirs.kind == CollectiveKind::kLeave)
       return record_.of_text(concat("group '", name_, "': ", peer, " left it after #",
                                     e.theirs.sequence, " (destroy_process_group), and ", me,
-                                    " entered ", here.doing));
+                                    " entered ", here.doing, here.hint));
     return record_.of_text(concat("group '", name_, "': ranks are in different collectives: ", me,
                                   " entered ", here.doing, ", and ", peer, " entered ",
-                                  e.theirs.describe(), "; they differ in ", e.what()));
+                                  e.theirs.describe(), "; they differ in ", e.what(),
+                                  here.hint.empty() ? hint_of(e.theirs) : here.hint));
   } catch (const DeadlinePassed&) {
     return record_.of_deadline(here, timeout);
   } catch (const ConnectionLost&) {
@@ -281,7 +283,7 @@ std::string MeshProcessGroup::explain_lost(const FailureRecord::Where& here) {
                                 exchange_->goodbye_of(left[0])->sequence,
                                 " (destroy_process_group), and rank ", ranks_[rank_],
                                 here.inside ? " entered " : " has a send or recv with it after ",
-                                here.doing.empty() ? "the start" : here.doing));
+                                here.doing.empty() ? "the start" : here.doing, here.hint));
 }
 
 void MeshProcessGroup::look_around() {

@@ -48,6 +48,16 @@ TEST(FsdpFailures, ACallThatOneRankAloneMakesIsNamed) {
   });
 }
 
+TEST(FsdpFailures, EvaluationOnOneRankAloneIsExplained) {
+  run_ranks(2, [](int rank) {
+    Two m;
+    FullyShardedDataParallel fsdp(m, by_linear());
+    const Tensor x = random_input({2, 4}, rank, 0);
+    expect_errors_everywhere([&] { rank == 0 ? void(fsdp(x)) : void(dist::barrier()); },
+                             {"'gather unit ", "All ranks must call a sharded model, also to"});
+  });
+}
+
 TEST(FsdpFailures, AStateThatIsWrongOnOneRankIsLoadedByNone) {
   run_ranks(2, [](int rank) {
     Two m;
