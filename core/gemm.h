@@ -52,11 +52,12 @@ void set_gemm_backend(GemmBackend backend);
 //   $XDG_CACHE_HOME/sherd/bf16_products.txt (default ~/.cache/sherd), a line a processor model, and
 //   is from then on kNative or kConverted.
 // Starts as what the environment variable SHERD_BF16 says (auto, native or converted), else kAuto.
-// In distributed runs rank 0 decides for all: set_bf16_products(bf16_products()) with rank 0's
-// answer.
+// In distributed runs rank 0 decides for all, when FSDP or DDP wraps a model that computes in
+// bfloat16.
 enum class Bf16Products : uint8_t { kAuto, kNative, kConverted };
 Bf16Products bf16_products();  // kNative or kConverted: resolves kAuto, measuring if it must
 void set_bf16_products(Bf16Products choice);
+bool has_native_bf16_products();  // this processor
 // "native bf16: 310 GFLOP/s, converted: 160 GFLOP/s on one thread (native is used)", or "native
 // bf16 (set)".
 std::string describe_bf16_products();

@@ -18,6 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{5};  // with workers that do not leave get()
 constexpr int64_t kAllSamples = std::numeric_limits<int64_t>::max() / 2;
+constexpr int64_t kMostWorkers = 4096, kMostPrefetched = 10'000;
 constexpr double kLongestTimeout = 1e8;  // seconds; beyond it the clock's own type is too small
 
 thread_local const WorkerInfo* this_worker = nullptr;
@@ -352,12 +353,14 @@ void DataLoader::Parts::check_options() const {
   }
   if (o.sampler && o.shuffle)
     fail("[DataLoader] sampler excludes shuffle: the sampler decides the order");
-  if (o.num_workers < 0) fail("[DataLoader] num_workers must not be negative, got ", o.num_workers);
+  if (o.num_workers < 0 || o.num_workers > kMostWorkers)
+    fail("[DataLoader] num_workers must be 0 to ", kMostWorkers, ", got ", o.num_workers);
   if (!(o.timeout >= 0 && o.timeout <= kLongestTimeout))
     fail("[DataLoader] timeout must be 0 (none) to ", rounded(kLongestTimeout), " seconds, got ",
          rounded(o.timeout));
-  if (o.prefetch_factor < 1)
-    fail("[DataLoader] prefetch_factor must be at least 1, got ", o.prefetch_factor);
+  if (o.prefetch_factor < 1 || o.prefetch_factor > kMostPrefetched)
+    fail("[DataLoader] prefetch_factor must be 1 to ", kMostPrefetched, ", got ",
+         o.prefetch_factor);
 }
 
 void DataLoader::Parts::make_samplers() {

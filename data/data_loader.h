@@ -46,14 +46,14 @@ struct LoaderOptions {
   bool shuffle = false;                   // a RandomSampler of `seed`
   Sampler* sampler = nullptr;             // not with shuffle; must live as long as the loader
   BatchSampler* batch_sampler = nullptr;  // instead of batch_size, shuffle, sampler and drop_last
-  int64_t num_workers = 0;                // threads; 0: batches are made inside the loop
+  int64_t num_workers = 0;                // threads, at most 4096; 0: batches are made in the loop
   CollateFn collate_fn = {};              // default: stack_samples
   bool pin_memory = false;                // page-locked, for copies to CUDA; no effect without it
   bool drop_last = false;                 // leave out the last batch if it is not full
   double timeout = 600;  // seconds to wait for a worker's batch; 0: for ever. See Iterator
   std::function<void(const WorkerInfo&)> worker_init_fn =
       {};                             // in each worker, before its first batch
-  int64_t prefetch_factor = 2;        // batches made ahead a worker
+  int64_t prefetch_factor = 2;        // batches made ahead a worker, at most 10000
   std::optional<uint64_t> seed = {};  // default: that of default_generator() at construction
 };
 

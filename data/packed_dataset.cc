@@ -93,7 +93,7 @@ double PackedDataset::fill() const {
   int64_t used = 0;
   for (auto& row : rows_)
     for (const Part& part : row) used += part.length;
-  return double(used) / double(size() * options_.sequence_length);
+  return double(used) / (double(size()) * double(options_.sequence_length));
 }
 
 namespace {

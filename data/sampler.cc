@@ -43,7 +43,7 @@ class TorchGenerator {
   std::mt19937 engine_;
 };
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }  // a not negative
 
 int64_t checked_size(const char* who, int64_t size) {
   if (size < 0) fail("[", who, "] size must not be negative, got ", size);

@@ -57,10 +57,10 @@ void TokenDataset::finish() {
   const std::string source =
       parts_.size() == 1 ? parts_[0].name : concat(parts_.size(), " files from ", parts_[0].name);
   take_range();
-  if (token_count_ < T + 1)
+  if (token_count_ <= T)
     fail("[TokenDataset] ", source,
          options_.offset > 0 || options_.length >= 0 ? " (the range)" : "", ": ", token_count_,
-         " tokens are too few for one sample, which takes sequence_length + 1 = ", T + 1);
+         " tokens are too few for one sample, which takes sequence_length + 1 = ", uint64_t(T) + 1);
   check_ids();
   size_ = (token_count_ - 1) / T;
 }

@@ -9,6 +9,7 @@
 #include "autograd/grad_mode.h"
 #include "core/context.h"
 #include "distributed/agree.h"
+#include "distributed/agree_bf16.h"
 #include "distributed/broadcast_coalesced.h"
 #include "distributed/distributed.h"
 #include "distributed/first_error.h"
@@ -51,6 +52,8 @@ DdpReducer::DdpReducer(nn::Module& module, const DdpOptions& options)
     take();
   if (options_.init_sync && group_->size() > 1) {
     verify(module, managed);
+    if (std::ranges::any_of(managed, [](auto& p) { return p.second.dtype() == kBFloat16; }))
+      agree_on_bf16_products(group_);
     std::vector<Tensor> all = buffers();
     for (auto& [name, p] : managed) all.push_back(p);
     broadcast_coalesced(group_, all, 0, "ddp construction");

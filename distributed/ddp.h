@@ -51,7 +51,8 @@ struct DdpOptions {
   // The same parameters are used in every step (not: on every rank). Unused ones are allowed, and a
   // step that uses others than the first is an error that names one.
   bool static_graph = false;
-  // Compare the ranks' models and take rank 0's values. Off: they are alike already.
+  // Compare the ranks' models, take rank 0's values and, for bfloat16, its way of computing products
+  // (core/gemm.h). Off: they are alike already.
   bool init_sync = true;
   // Nobody's business but the user's, or another wrapper's: fsdp.parameters() of a part that is
   // sharded. Neither compared, nor sent, nor reduced.

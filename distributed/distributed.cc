@@ -7,11 +7,13 @@
 
 #include "core/context.h"
 #include "core/philox.h"
+#include "distributed/deadline.h"
 #include "distributed/gloo/gloo_mesh.h"
 #include "distributed/hex.h"
 #include "distributed/hosts_exchange.h"
 #include "distributed/mesh_process_group.h"
 #include "distributed/mpi/mpi_job.h"
+#include "distributed/outputs.h"
 #include "distributed/shm/shm_mesh.h"
 #include "distributed/tcp_store.h"
 
@@ -96,6 +98,7 @@ Group make_group(const Job& job, std::string name, int rank, std::vector<int> ra
 void init_process_group(const InitOptions& options) {
   Job& j = job();
   if (j.world) fail("[init_process_group] was called before: destroy_process_group() first");
+  check_timeout("init_process_group", options.timeout);
   Job made;
   made.backend = chosen_backend(options);
   const Rendezvous r = meet(options);
@@ -149,6 +152,7 @@ const std::shared_ptr<Store>& default_store() { return need_job("default_store")
 Group new_group(std::vector<int> ranks, std::optional<Milliseconds> timeout,
                 bool use_local_synchronization) {
   Job& j = need_job("new_group");
+  if (timeout) check_timeout("new_group", *timeout);
   if (ranks.empty()) fail("[new_group] got no ranks, should be one at least");
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] < 0 || ranks[i] >= j.world->size())
@@ -230,6 +234,7 @@ Group split_group(const Group& parent, const std::vector<std::vector<int>>& spli
   const Group whole = group_to_split(parent);
   std::string lists;
   try {
+    if (timeout) check_timeout("split_group", *timeout);
     lists = checked(split_ranks, whole);
   } catch (const Error& e) {
     whole->refused(e.what());
@@ -242,6 +247,7 @@ Group split_group(const Group& parent, const std::vector<std::vector<int>>& spli
 
 Group split_group(const Group& parent, int color, int key, std::optional<Milliseconds> timeout) {
   const Group whole = group_to_split(parent);
+  if (timeout) check_timeout("split_group", *timeout);
   const Tensor all = empty({2 * whole->size()}, kInt64);
   all_gather_into_tensor(all, tensor<int64_t>({color, key}),
                          {.group = whole, .label = "split_group"});
@@ -393,6 +399,7 @@ Work all_gather_into_tensor_coalesced(const std::vector<Tensor>& outputs,
   call.check([&] {
     check_coalesced("all_gather_into_tensor_coalesced", {"outputs", outputs}, {"inputs", inputs},
                     call->size());
+    check_outputs("all_gather_into_tensor_coalesced", "outputs", outputs);
   });
   std::vector<Tensor> pieces;
   for (const Tensor& x : inputs) pieces.push_back(x.defined() ? contiguous_raw(x) : x);
@@ -434,6 +441,7 @@ Work reduce_scatter_tensor_coalesced(const std::vector<Tensor>& outputs,
   call.check([&] {
     check_coalesced("reduce_scatter_tensor_coalesced", {"inputs", inputs}, {"outputs", outputs},
                     call->size());
+    check_outputs("reduce_scatter_tensor_coalesced", "outputs", outputs);
   });
   const Work work = call->reduce_scatter_pieces(outputs, inputs, op, call.options());
   for (const Tensor& x : outputs) x.bump_version();
@@ -467,9 +475,10 @@ Work barrier(const CallOptions& options) {
 void monitored_barrier(const CallOptions& options) {
   Call call("monitored_barrier", options);
   Job& j = need_job("monitored_barrier");
+  const Milliseconds timeout = options.timeout.value_or(call->timeout());
+  check_timeout("monitored_barrier", timeout);
   const int n = j.barriers_made[call->name()]++;
   PrefixStore store(concat("monitored/", call->name(), "/", n), j.store);
-  const Milliseconds timeout = options.timeout.value_or(call->timeout());
   std::vector<std::string> keys;
   for (int r = 0; r < call->size(); ++r) keys.push_back(std::to_string(r));
   store.set(keys[call->rank()], "");
@@ -493,7 +502,8 @@ void monitored_barrier(const CallOptions& options) {
     }
   } else {
     try {
-      store.wait({"verdict"}, timeout + std::chrono::seconds(5));
+      constexpr Milliseconds kMore(5000);
+      store.wait({"verdict"}, std::min(timeout, Milliseconds::max() - kMore) + kMore);
       verdict = store.get("verdict");
     } catch (const StoreTimeout&) {
       verdict = concat("group '", call->name(), "': rank ", call->ranks()[0],

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "distributed/deadline.h"
+
 namespace sherd::dist {
 namespace {
 
@@ -41,7 +43,8 @@ std::vector<std::string> meet(Store& store, const std::string& what, const std::
   std::vector<std::string> keys;
   for (size_t i = 0; i < party.ranks.size(); ++i) keys.push_back(concat(what, "/", i));
   store.set(keys[size_t(party.rank)], mine);
-  const auto quiet_until = Clock::now() + party.quiet_time, deadline = party.since + party.timeout;
+  const auto quiet_until = deadline_after(party.quiet_time),
+             deadline = deadline_after(party.timeout, party.since);
   if (quiet_until < deadline && !wait_until(store, keys, quiet_until)) {
     const std::vector<size_t> missing = missing_in(store, keys);
     // The first that is there speaks for all.

@@ -162,7 +162,7 @@ std::string FailureRecord::report(const Where& here, Milliseconds waited) {
   if (!silent.empty())
     s += concat(names(silent), silent.size() == 1 ? " does" : " do",
                 " not answer (ended, stopped, or hanging)", absent.empty() ? "" : "; ");
-  return s + absent;
+  return s + absent + here.hint;
 }
 
 std::string FailureRecord::of_lost(const Where& here, const std::vector<int>& lost) {

@@ -18,10 +18,11 @@ namespace sherd::dist {
 
 class FailureRecord {
  public:
-  struct Where {        // a rank in its sequence of collectives
-    uint64_t sequence;  // of the collective that it is in, or was in last
-    bool inside;        // has entered it, and has not come out
-    std::string doing;  // "#12 all_reduce SUM of float32 [4]"
+  struct Where {            // a rank in its sequence of collectives
+    uint64_t sequence;      // of the collective that it is in, or was in last
+    bool inside;            // has entered it, and has not come out
+    std::string doing;      // "#12 all_reduce SUM of float32 [4]"
+    std::string hint = {};  // to end a text with
   };
 
   // `rank` in the group; `ranks`: global ranks by group rank, for messages.

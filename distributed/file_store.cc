@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "distributed/deadline.h"
+
 namespace sherd::dist {
 namespace {
 
@@ -71,7 +73,7 @@ FileStore::FileStore(const std::string& path, Milliseconds timeout) : path_(path
 }
 
 void FileStore::take_turn(Milliseconds patience) {
-  if (!lock(fd_, kTurn, F_WRLCK, Clock::now() + patience))
+  if (!lock(fd_, kTurn, F_WRLCK, deadline_after(patience)))
     throw StoreTimeout(concat("[store] waited ", patience.count(), " ms for the lock of '", name(),
                               "': a process that holds it does not go on"));
 }
@@ -171,7 +173,7 @@ void FileStore::set(const std::string& key, const std::string& value) {
 }
 
 std::string FileStore::get(const std::string& key) {
-  const auto deadline = Clock::now() + timeout();
+  const auto deadline = deadline_after(timeout());
   for (;;) {
     wait({key},
          std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(deadline - Clock::now())));
@@ -213,7 +215,7 @@ bool FileStore::check(const std::vector<std::string>& keys) {
 }
 
 void FileStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   auto pause = Milliseconds(1);
   for (;;) {
     std::vector<std::string> missing;

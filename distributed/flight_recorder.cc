@@ -127,12 +127,13 @@ std::string FlightRecorder::write(const std::string& reason) const {
   std::ofstream out(fd >= 0 ? path : "");
   out << text(reason) << std::flush;
   if (!out) {
-    std::fprintf(stderr, "[rank %d] cannot write the flight record of group '%s' to %s\n", rank,
+    std::fprintf(stderr, "[flight_record] rank %d cannot write that of group '%s' to %s\n", rank,
                  group_.c_str(), path.c_str());
     return "";
   }
-  std::fprintf(stderr, "[rank %d] the last collectives of group '%s' are in %s\n", rank,
-               group_.c_str(), path.c_str());
+  // sherdrun puts "[rank i]" before each line.
+  std::fprintf(stderr, "[flight_record] the last collectives of rank %d in group '%s' are in %s\n",
+               rank, group_.c_str(), path.c_str());
   return path;
 }
 

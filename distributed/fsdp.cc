@@ -152,14 +152,19 @@ nn::Module::NamedTensors FsdpModule::persistent_buffers() const {
 
 nn::LoadResult FsdpModule::load_full_state_dict(const nn::StateDict& state, bool strict) {
   const dist::CollectiveCall call("load_full_state_dict");
-  runtime()->require_idle("loading");
-  std::vector<nn::ExpectedTensor> expected, found;
-  const std::vector<Part> mine = parts();
-  for (auto& p : mine) expected.push_back({p.name, p.full_shape});
   const auto buffers = module_->persistent_buffers();
-  for (auto& [name, t] : buffers) expected.push_back({name, t.sizes()});
-  for (auto& [name, t] : state) found.push_back({name, t.sizes()});
-  nn::LoadResult result = nn::check_state("load_full_state_dict", expected, found, strict);
+  std::vector<Part> mine;
+  nn::LoadResult result;
+  // A state may be wrong on one rank alone.
+  dist::all_or_none(runtime()->group(), [&] {
+    runtime()->require_idle("loading");
+    mine = parts();
+    std::vector<nn::ExpectedTensor> expected, found;
+    for (auto& p : mine) expected.push_back({p.name, p.full_shape});
+    for (auto& [name, t] : buffers) expected.push_back({name, t.sizes()});
+    for (auto& [name, t] : state) found.push_back({name, t.sizes()});
+    result = nn::check_state("load_full_state_dict", expected, found, strict);
+  });
   NoGrad off;
   for (auto& p : mine)
     if (const Tensor* t = state.find(p.name)) {

@@ -92,7 +92,7 @@ class FsdpModule {
   // stream with for_each_full_parameter.
   nn::StateDict full_state_dict();
   // Every rank gives the whole state and keeps its part. One Error lists all names that are
-  // missing, unexpected or misshapen.
+  // missing, unexpected or misshapen, on all ranks where it is so on one; nothing is changed then.
   nn::LoadResult load_full_state_dict(const nn::StateDict& state, bool strict = true);
   // In the dtypes that they have in state, whatever mixed_precision.buffer_dtype made of them.
   nn::Module::NamedTensors persistent_buffers() const;

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "distributed/mesh_process_group.h"
+#include "distributed/outputs.h"
 #include "distributed/tree_sum.h"
 
 namespace sherd::dist {
@@ -126,6 +127,7 @@ Work MeshProcessGroup::broadcast(const Tensor& x, int root, Options options) {
   check([&] {
     check_tensor("broadcast", "tensor", x);
     check_root("broadcast", root);
+    if (rank_ != root) check_outputs("broadcast", "tensor", {&x, 1});
   });
   if (rank_ != root) x.bump_version();
   const auto tag = make_tag(CollectiveKind::kBroadcast, {&x, 1}, true, options.label);
@@ -142,6 +144,7 @@ Work MeshProcessGroup::all_reduce(const Tensor& x, ReduceOp op, Options options)
   check([&] {
     check_tensor("all_reduce", "tensor", x);
     check_reduce_op("all_reduce", op, x.dtype());
+    check_outputs("all_reduce", "tensor", {&x, 1});
   });
   x.bump_version();
   const auto tag = make_tag(CollectiveKind::kAllReduce, {&x, 1}, true, options.label);
@@ -162,6 +165,7 @@ Work MeshProcessGroup::all_reduce_coalesced(const std::vector<Tensor>& tensors, 
       check_tensor("all_reduce_coalesced", concat("tensors[", i, "]").c_str(), tensors[i]);
       check_reduce_op("all_reduce_coalesced", op, tensors[i].dtype());
     }
+    check_outputs("all_reduce_coalesced", "tensors", tensors);
   });
   for (const auto& x : tensors) x.bump_version();
   const auto tag = make_tag(CollectiveKind::kAllReduce, tensors, true, options.label);
@@ -188,6 +192,7 @@ Work MeshProcessGroup::reduce(const Tensor& x, int root, ReduceOp op, Options op
     check_tensor("reduce", "tensor", x);
     check_root("reduce", root);
     check_reduce_op("reduce", op, x.dtype());
+    if (rank_ == root) check_outputs("reduce", "tensor", {&x, 1});
   });
   if (rank_ == root) x.bump_version();
   const auto tag = make_tag(CollectiveKind::kReduce, {&x, 1}, true, options.label);
@@ -214,6 +219,7 @@ Work MeshProcessGroup::all_gather(const std::vector<Tensor>& outputs, const Tens
     if (outputs[rank_].numel() != input.numel())
       fail("[all_gather] input has shape ", input.sizes(), ", and outputs[", rank_,
            "], its place, has ", outputs[rank_].sizes());
+    check_outputs("all_gather", "outputs", outputs);
   });
   for (const auto& o : outputs) o.bump_version();
   const auto tag = make_tag(CollectiveKind::kAllGather, {&input, 1}, false, options.label);
@@ -246,6 +252,7 @@ Work MeshProcessGroup::gather(const std::vector<Tensor>& outputs, const Tensor& 
         fail("[gather] input has shape ", input.sizes(), ", and outputs[", root,
              "], its place, has ", outputs[root].sizes());
     }
+    check_outputs("gather", "outputs", outputs);
   });
   for (const auto& o : outputs) o.bump_version();
   const auto tag = make_tag(CollectiveKind::kGather, {&input, 1}, false, options.label);
@@ -283,6 +290,7 @@ Work MeshProcessGroup::scatter(const Tensor& output, const std::vector<Tensor>& 
         fail("[scatter] output has shape ", output.sizes(), ", and inputs[", root,
              "], meant for it, has ", inputs[root].sizes());
     }
+    check_outputs("scatter", "output", {&output, 1});
   });
   output.bump_version();
   const auto tag = make_tag(CollectiveKind::kScatter, {&output, 1}, false, options.label);
@@ -311,6 +319,7 @@ Work MeshProcessGroup::reduce_scatter(const Tensor& output, const std::vector<Te
     if (inputs[rank_].numel() != output.numel())
       fail("[reduce_scatter] output has shape ", output.sizes(), ", and inputs[", rank_,
            "], meant for it, has ", inputs[rank_].sizes());
+    check_outputs("reduce_scatter", "output", {&output, 1});
   });
   output.bump_version();
   const auto tag = make_tag(CollectiveKind::kReduceScatter, {&output, 1}, false, options.label);
@@ -335,6 +344,7 @@ Work MeshProcessGroup::all_to_all(const std::vector<Tensor>& outputs,
     if (inputs[rank_].numel() != outputs[rank_].numel())
       fail("[all_to_all] inputs[", rank_, "] has shape ", inputs[rank_].sizes(), ", and outputs[",
            rank_, "], its place, has ", outputs[rank_].sizes());
+    check_outputs("all_to_all", "outputs", outputs);
   });
   for (const auto& o : outputs) o.bump_version();
   const auto tag = make_tag(CollectiveKind::kAllToAll, inputs, false, options.label);
@@ -361,7 +371,10 @@ Work MeshProcessGroup::barrier(Options options) {
 Work MeshProcessGroup::all_gather_pieces(const std::vector<Tensor>& full,
                                          const std::vector<Tensor>& pieces, Options options) {
   check_member("all_gather_pieces");
-  check([&] { check_pieces("all_gather_pieces", full, pieces, size()); });
+  check([&] {
+    check_pieces("all_gather_pieces", full, pieces, size());
+    check_outputs("all_gather_pieces", "full", full);
+  });
   const auto tag = make_tag(CollectiveKind::kAllGather, pieces, true, options.label);
   return issue(paying(tag, bytes_of(full)), everyone(), options, [=, this](Exchange& exchange) {
     PartsOfRanks out(size()), in(size());
@@ -384,6 +397,7 @@ Work MeshProcessGroup::reduce_scatter_pieces(const std::vector<Tensor>& pieces,
   check([&] {
     check_pieces("reduce_scatter_pieces", full, pieces, size());
     for (const auto& x : full) check_reduce_op("reduce_scatter_pieces", op, x.dtype());
+    check_outputs("reduce_scatter_pieces", "pieces", pieces);
   });
   const auto tag = make_tag(CollectiveKind::kReduceScatter, pieces, true, options.label);
   return issue(paying(reducing(tag, op), bytes_of(full)), everyone(), options,

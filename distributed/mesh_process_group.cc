@@ -3,8 +3,11 @@
 #include <signal.h>
 
 #include "core/context.h"
+#include "distributed/collective_hints.h"
+#include "distributed/deadline.h"
 #include "distributed/debug.h"
 #include "distributed/mesh_exchange.h"
+#include "distributed/outputs.h"
 
 namespace sherd::dist {
 
@@ -76,8 +79,10 @@ uint64_t MeshProcessGroup::last_sequence() const {
   return last_.sequence;
 }
 
-TimePoint MeshProcessGroup::deadline(Options options) const {
-  return Clock::now() + options.timeout.value_or(timeout_);
+TimePoint MeshProcessGroup::deadline(const char* op, Options options) const {
+  const Milliseconds timeout = options.timeout.value_or(timeout_);
+  check_timeout(op, timeout);
+  return deadline_after(timeout);
 }
 
 void MeshProcessGroup::check_alive(const char* op) const {
@@ -87,6 +92,7 @@ void MeshProcessGroup::check_alive(const char* op) const {
 
 Work MeshProcessGroup::issue(const CollectiveTag& tag, std::vector<int> partners, Options options,
                              Body body) {
+  check([&] { check_timeout(name_of(tag.kind), options.timeout.value_or(timeout_)); });
   Operation operation{tag, std::move(partners), options, std::move(body), Event::pending()};
   const Work work(operation.done, nullptr, waited_ns_);
   if (was_refused_.exchange(false)) record_.forget_refusal();
@@ -193,7 +199,7 @@ void MeshProcessGroup::run(Operation& operation) {
       flight_.began(operation.tag.sequence);
       if (operation.options.on_start) operation.options.on_start();
       MemoryScope scope(MemoryCategory::kCommunication);
-      exchange_->begin(operation.tag, operation.partners, Clock::now() + timeout);
+      exchange_->begin(operation.tag, operation.partners, deadline_after(timeout));
       operation.body(*exchange_);
       exchange_->end();
     }
@@ -241,7 +247,7 @@ std::exception_ptr MeshProcessGroup::fail_group(const std::function<std::string(
 std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds timeout,
                                       std::exception_ptr cause) {
   const auto me = concat("rank ", ranks_[rank_]);
-  const FailureRecord::Where here{tag.sequence, true, tag.describe()};
+  const FailureRecord::Where here{tag.sequence, true, tag.describe(), hint_of(tag)};
   try {
     std::rethrow_exception(cause);
   } catch (const TagMismatch& e) {
@@ -249,10 +255,11 @@ std::string MeshProcessGroup::explain(const CollectiveTag& tag, Milliseconds tim
     if (e.theirs.kind == CollectiveKind::kLeave)
       return record_.of_text(concat("group '", name_, "': ", peer, " left it after #",
                                     e.theirs.sequence, " (destroy_process_group), and ", me,
-                                    " entered ", here.doing));
+                                    " entered ", here.doing, here.hint));
     return record_.of_text(concat("group '", name_, "': ranks are in different collectives: ", me,
                                   " entered ", here.doing, ", and ", peer, " entered ",
-                                  e.theirs.describe(), "; they differ in ", e.what()));
+                                  e.theirs.describe(), "; they differ in ", e.what(),
+                                  here.hint.empty() ? hint_of(e.theirs) : here.hint));
   } catch (const DeadlinePassed&) {
     return record_.of_deadline(here, timeout);
   } catch (const ConnectionLost&) {
@@ -276,7 +283,7 @@ std::string MeshProcessGroup::explain_lost(const FailureRecord::Where& here) {
                                 exchange_->goodbye_of(left[0])->sequence,
                                 " (destroy_process_group), and rank ", ranks_[rank_],
                                 here.inside ? " entered " : " has a send or recv with it after ",
-                                here.doing.empty() ? "the start" : here.doing));
+                                here.doing.empty() ? "the start" : here.doing, here.hint));
 }
 
 void MeshProcessGroup::look_around() {
@@ -312,11 +319,13 @@ PointToPoint& MeshProcessGroup::point_to_point(const char* op, const Tensor& ten
 Work MeshProcessGroup::send(const Tensor& tensor, int destination, int tag, Options options) {
   if (destination < 0) fail("[send] rank ", destination, " is no destination");
   return point_to_point("send", tensor, destination)
-      .send(tensor, destination, tag, deadline(options));
+      .send(tensor, destination, tag, deadline("send", options));
 }
 
 Work MeshProcessGroup::recv(const Tensor& tensor, int source, int tag, Options options) {
-  return point_to_point("recv", tensor, source).recv(tensor, source, tag, deadline(options));
+  PointToPoint& transfers = point_to_point("recv", tensor, source);
+  check_outputs("recv", "tensor", {&tensor, 1});
+  return transfers.recv(tensor, source, tag, deadline("recv", options));
 }
 
 void MeshProcessGroup::leave() {

@@ -81,7 +81,7 @@ class MeshProcessGroup : public ProcessGroup {
   PointToPoint& point_to_point(const char* op, const Tensor& tensor, int peer);
   // Runs what may refuse an argument.
   void check(const std::function<void()>& arguments);
-  TimePoint deadline(Options options) const;
+  TimePoint deadline(const char* op, Options options) const;
   uint64_t last_sequence() const;
   std::vector<int> everyone() const;
   std::vector<int> star(int root) const;  // partners where all data come from or go to the root

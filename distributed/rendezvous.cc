@@ -19,6 +19,7 @@
 #include <sstream>
 #include <thread>
 
+#include "distributed/deadline.h"
 #include "distributed/file_store.h"
 #include "distributed/job_environment.h"
 #include "distributed/store_token.h"
@@ -122,7 +123,7 @@ std::shared_ptr<TcpStore> meet_by_file(int rank, Milliseconds timeout) {
     if (options.token.empty()) options.token = make_token();
     return std::make_shared<AnnouncedStore>(options, file);
   }
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   for (;;) {
     if (std::ifstream in(file); in >> options.port) {
       in >> options.token;

@@ -7,6 +7,7 @@
 #include "core/context.h"
 #include "core/generator.h"
 #include "distributed/agree.h"
+#include "distributed/agree_bf16.h"
 #include "distributed/broadcast_coalesced.h"
 #include "distributed/debug.h"
 #include "distributed/distributed.h"
@@ -23,6 +24,13 @@ bool reshards_after_forward(ShardingStrategy s) {
 }
 
 void warn(const std::string& text) { std::fprintf(stderr, "[fsdp] %s\n", text.c_str()); }
+
+bool computes_in_bf16(const std::vector<std::shared_ptr<Unit>>& units) {
+  for (auto& u : units)
+    for (auto& g : u->groups())
+      if (g.compute == kBFloat16) return true;
+  return false;
+}
 
 struct Said {  // once a rank
   bool one_rank = false;
@@ -187,8 +195,18 @@ Runtime::UnitPlan Runtime::plan_units(nn::Module& root) {
     auto [it, fresh] = claimed.emplace(s->tensor.impl(), plan.owner[s->owner]);
     if (!fresh && it->second != plan.owner[s->owner]) shared.insert(s->tensor.impl());
   }
+  std::unordered_set<const autograd::GradSink*> own;
+  for (nn::Module* m : plan.modules)
+    if (const auto h = Hooks::on(*m))
+      for (auto& g : h->unit->groups()) own.insert(g.bucket.get());
   for (nn::Slot* s : root.slots()) {
     if (!is_managed(*s)) continue;
+    const autograd::AutogradMeta* meta = autograd::meta_of(s->tensor);
+    if (meta && meta->sink && !own.contains(meta->sink.get()))
+      fail("[fsdp] parameter ", s->full_name(),
+           " is in another parallel wrapper already (DistributedDataParallel?): put it into "
+           "ignored_parameters, or its module into ignored_modules, if that one is to reduce its "
+           "gradient");
     const bool is_shared = shared.count(s->tensor.impl()) > 0, cut = s->tensor.impl()->placeholder;
     nn::Module* unit = is_shared ? &root : plan.owner[s->owner];
     if (is_shared && cut)
@@ -246,6 +264,7 @@ void Runtime::build(nn::Module& root) {
     root.materialize(seed);  // what was ignored
     make_schedule(units);
     verify(root, units);
+    if (computes_in_bf16(units)) agree_on_bf16_products(group_);
     if (options_.sync_module_states) {
       std::vector<Tensor> buffers;
       for (auto& [name, t] : root.named_buffers()) buffers.push_back(t);

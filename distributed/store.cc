@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "distributed/deadline.h"
+
 namespace sherd::dist {
 
 std::string quote_keys(const std::vector<std::string>& keys) {
@@ -72,7 +74,7 @@ bool MemoryStore::check(const std::vector<std::string>& keys) {
 void MemoryStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
   std::unique_lock lock(mutex_);
   std::vector<std::string> missing;
-  const bool all = changed_.wait_for(lock, timeout, [&] {
+  const bool all = changed_.wait_until(lock, deadline_after(timeout), [&] {
     missing.clear();
     for (const auto& k : keys)
       if (!values_.contains(k)) missing.push_back(k);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "distributed/deadline.h"
 #include "distributed/store_token.h"
 
 namespace sherd::dist {
@@ -372,7 +373,7 @@ TcpStore::TcpStore(const TcpStoreOptions& options)
     port_ = server_->port();
     addresses_ = resolve(host_, port_, "the store's host");
   }
-  idle_.push_back(connect(Clock::now() + options.timeout, false));
+  idle_.push_back(connect(deadline_after(options.timeout), false));
   server_address_.length = sizeof server_address_.storage;
   getpeername(idle_[0].fd(), reinterpret_cast<sockaddr*>(&server_address_.storage),
               &server_address_.length);
@@ -386,7 +387,7 @@ TcpStore::~TcpStore() {
 void TcpStore::leave(Milliseconds patience) {
   std::lock_guard lock(mutex_);
   char byte;
-  if (!server_ && !idle_.empty()) receive_all(idle_[0], &byte, 1, Clock::now() + patience);
+  if (!server_ && !idle_.empty()) receive_all(idle_[0], &byte, 1, deadline_after(patience));
   idle_.clear();
   server_.reset();
 }
@@ -461,8 +462,8 @@ std::string TcpStore::ask(const std::string& request, Milliseconds patience) {
       idle_.pop_back();
     }
   }
-  if (!s) s = connect(Clock::now() + answer_time_, true);
-  const auto deadline = Clock::now() + patience + answer_time_;
+  if (!s) s = connect(deadline_after(answer_time_), true);
+  const auto deadline = deadline_after(answer_time_, deadline_after(patience));
   uint32_t n = 0;
   std::string text;
   bool ok = send_all(s, request) &&

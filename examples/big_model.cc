@@ -75,7 +75,6 @@ Training::Training(const Options& options)
               .causal = o_.causal,
               .activation_checkpointing = o_.activation_checkpointing}) {
   default_generator().seed(uint64_t(o_.seed), uint64_t(dist::rank()));
-  if (o_.precision == "bf16") agree_on_bf16_products();
   wrap();
   if (o_.nan_check) nan_check_.emplace(model_);
   optimizer_.emplace(

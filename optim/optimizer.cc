@@ -1,5 +1,6 @@
 #include "optim/optimizer.h"
 
+#include <cmath>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -10,6 +11,8 @@
 
 namespace sherd::optim {
 namespace {
+
+constexpr double kMostSteps = 0x1p53;  // that a double counts
 
 DType state_dtype(DType param) { return param == kFloat64 ? kFloat64 : kFloat32; }
 
@@ -146,11 +149,18 @@ void Optimizer::check(const Entry& e, const Tensor& grad) const {
   if (is_expanded(e.param))
     fail("[", type(), "] parameter ", name_of(e), " is expanded, several of its elements lie in ",
          "one place: optimize the tensor that was expanded, or a contiguous() one");
-  for (auto& t : e.state.tensors)
+  const DType dtype = state_dtype(e.param.dtype());
+  for (auto& t : e.state.tensors) {
     if (t.defined() && !(t.sizes() == shape))
       fail("[", type(), "] optimizer state of ", name_of(e), " has shape ", t.sizes(),
            ", the parameter now ", shape,
            ": build the optimizer after wrapping, or wrap before the first step");
+    if (t.defined() && t.dtype() != dtype)
+      fail("[", type(), "] optimizer state of ", name_of(e), " is ", t.dtype(),
+           ", and that of a parameter of ", e.param.dtype(), " is ", dtype,
+           ": the parameter was converted after a step. optimizer.load_state_dict("
+           "optimizer.state_dict()) converts the state too");
+  }
 }
 
 void Optimizer::change(const Stepped& s, const Change& f) {
@@ -294,9 +304,10 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     nn::check_state("load_state_dict", expected, found, true);
     for (size_t g = 0; g < num_groups_; ++g) check_options(g);
     for (auto& name : all)
-      if (const Tensor* step = state.find(state_key(name, "step")); step && step->item() < 0)
-        fail("[load_state_dict] ", state_key(name, "step"), " is ", step->item<int64_t>(),
-             ": a number of steps is not negative");
+      if (const Tensor* step = state.find(state_key(name, "step")))
+        if (const double n = step->item(); !(n >= 0 && n < kMostSteps && n == std::floor(n)))
+          fail("[load_state_dict] ", state_key(name, "step"), " is ", n,
+               ": a number of steps is whole and not negative");
   } catch (...) {
     restore();
     throw;

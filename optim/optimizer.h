@@ -54,8 +54,8 @@ class Optimizer {
 
   // Updates every parameter that has a gradient. Errors name the parameter and leave everything as
   // it was: a gradient of another shape (of a sharded parameter: one that no_sync() left
-  // unreduced), state of another shape (the model was wrapped after the first step), an option out
-  // of range.
+  // unreduced), state of another shape or dtype (the model was wrapped or converted after the first
+  // step), an option out of range.
   void step(const StepArguments& arguments = {});
   // Gradients become undefined, or zeros where they exist.
   void zero_grad(bool set_to_none = true);

@@ -159,6 +159,7 @@ Bf16Products bf16_products() {
   const Bf16Products p = products().choice.load(std::memory_order_relaxed);
   return p == Bf16Products::kAuto ? resolve() : p;
 }
+bool has_native_bf16_products() { return cpu::onednn_has_bf16(); }
 void set_bf16_products(Bf16Products choice) {
   if (choice == Bf16Products::kNative && !cpu::onednn_has_bf16())
     fail("[set_bf16_products] this processor has no native bfloat16 products (oneDNN needs ",

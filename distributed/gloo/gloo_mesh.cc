@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/context.h"
+#include "distributed/deadline.h"
 #include "distributed/exchange_texts.h"
 
 namespace sherd::dist {
@@ -170,7 +171,7 @@ class GlooMesh : public Mesh {
     const int rank = rank_, size = size_;
     context_ = endpoint_->device->createContext(rank, size);
     context_->setTimeout(
-        std::max(Milliseconds(1), party.timeout / 5));  // Gloo connects for 5 times that
+        until(deadline_after(party.timeout / 5)));  // Gloo connects for 5 times that
     try {
       std::string addresses;  // one for each peer, all of one length
       for (int r = 0; r < size; ++r) {

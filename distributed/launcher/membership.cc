@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "distributed/deadline.h"
 #include "distributed/socket.h"
 #include "distributed/store_token.h"
 #include "distributed/tcp_store.h"
@@ -133,7 +134,7 @@ void Membership::publish(const Decision& decision) {
 
 // Null: we are to end.
 std::unique_ptr<TcpStore> Membership::join() {
-  const auto start = Clock::now(), deadline = start + options_.start_timeout;
+  const auto start = Clock::now(), deadline = deadline_after(options_.start_timeout, start);
   bool has_told = false;
   for (;;) {
     try {

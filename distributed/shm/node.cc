@@ -16,6 +16,7 @@
 
 #include "core/context.h"
 #include "core/error.h"
+#include "distributed/deadline.h"
 #include "distributed/exchange_texts.h"
 #include "distributed/store_token.h"
 
@@ -185,7 +186,7 @@ Node::~Node() {
 // by the system, so nobody waits in a circle.
 void Node::connect(const std::vector<Announcement>& all, const Socket& listener,
                    Milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   const int fd = arena_->fd();
   std::map<int, Socket> below;
   for (int r : ranks_) {

@@ -25,12 +25,6 @@ Corpus load_on_every_rank(const Options& o) {
   return c;
 }
 
-void agree_on_bf16_products() {
-  Tensor choice = tensor<int64_t>({int64_t(bf16_products())});
-  dist::broadcast(choice, 0);
-  set_bf16_products(Bf16Products(choice.item<int64_t>()));
-}
-
 FsdpOptions fsdp_options(const Options& o, const WrapPolicy& blocks) {
   // One rank has nothing to shard, which FSDP would say: here nobody asked for it.
   const bool whole = o.strategy == "ddp" || dist::world_size() == 1;

@@ -13,9 +13,6 @@ namespace examples {
 // Throws UsageError.
 Corpus load_on_every_rank(const Options& options);
 
-// bf16 products are computed as rank 0 finds fastest, or sums would differ. A collective.
-void agree_on_bf16_products();
-
 // How --strategy, --precision and their like are said to FSDP; `blocks`: units, unless
 // --wrap_min_params says otherwise. A collective. Throws UsageError.
 sherd::FsdpOptions fsdp_options(const Options& options, const sherd::WrapPolicy& blocks);

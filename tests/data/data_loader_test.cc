@@ -129,6 +129,13 @@ TEST(DataLoader, DropsTheLastBatchOnRequest) {
   EXPECT_THAT(epoch_of(empty), ElementsAre());
 }
 
+TEST(DataLoader, ABatchMayBeLargerThanAnyDataset) {
+  const TestDataset dataset(5);
+  DataLoader loader(dataset, {.batch_size = INT64_MAX});
+  EXPECT_EQ(loader.size(), 1);
+  EXPECT_EQ(flat(epoch_of(loader)), range(5));
+}
+
 TEST(DataLoader, B_003_SeedDecidesTheOrder) {
   const TestDataset dataset(50);
   const auto two_epochs = [&](int64_t workers, std::optional<uint64_t> seed) {
@@ -782,7 +789,10 @@ TEST(DataLoader, B_006_RefusesOptionsThatExcludeEachOther) {
               HasSubstr("collate_fn"));
   EXPECT_THAT(refused({.batch_size = 0}), HasSubstr("batch_size"));
   EXPECT_THAT(refused({.num_workers = -1}), HasSubstr("num_workers"));
+  EXPECT_THAT(refused({.num_workers = INT64_MAX}), HasSubstr("num_workers must be 0 to 4096"));
   EXPECT_THAT(refused({.prefetch_factor = 0}), HasSubstr("prefetch_factor"));
+  EXPECT_THAT(refused({.num_workers = 2, .prefetch_factor = INT64_MAX}),
+              HasSubstr("prefetch_factor must be 1 to 10000"));
   for (double timeout : {-1.0, std::numeric_limits<double>::quiet_NaN(), 1e300})
     EXPECT_THAT(refused({.timeout = timeout}), HasSubstr("timeout"));
   EXPECT_THAT(message_of<Error>([] { DataLoader(std::shared_ptr<const Dataset>()); }),

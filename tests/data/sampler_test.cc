@@ -186,7 +186,7 @@ TEST(BatchSampler, Cuts) {
   EXPECT_THAT(BatchSampler(seven, 3, true).batches(),
               ElementsAre(Indices{0, 1, 2}, Indices{3, 4, 5}));
   for (int64_t n : {0, 1, 5, 6, 7})
-    for (int64_t batch : {1, 2, 3, 10})
+    for (int64_t batch : {int64_t(1), int64_t(2), int64_t(3), int64_t(10), INT64_MAX})
       for (bool drop : {false, true}) {
         SequentialSampler sampler(n);
         const BatchSampler batches(sampler, batch, drop);

@@ -128,6 +128,8 @@ TEST(TokenDataset, RefusesBrokenFiles) {
   EXPECT_THAT(refused(folder.path()), HasSubstr("not a regular file"));
   EXPECT_THAT(message_of<Error>([&] { TokenDataset({good}, {.sequence_length = 4}); }),
               AllOf(HasSubstr("good.bin"), HasSubstr("4 tokens"), HasSubstr("= 5")));
+  EXPECT_THAT(message_of<Error>([&] { TokenDataset({good}, {.sequence_length = INT64_MAX}); }),
+              AllOf(HasSubstr("4 tokens"), HasSubstr("= 9223372036854775808")));
   EXPECT_EQ(TokenDataset({good}, {.sequence_length = 3}).size(), 1);
   EXPECT_THAT(message_of<Error>([&] { TokenDataset({good}, {}); }), HasSubstr("sequence_length"));
   EXPECT_THAT(

@@ -18,6 +18,7 @@
 #include "core/context.h"
 #include "distributed/tree_sum.h"
 #include "tests/distributed/over_backends.h"
+#include "tests/errors.h"
 
 namespace sherd::dist {
 namespace {
@@ -751,6 +752,96 @@ TEST_P(Collectives, O_008_WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     EXPECT_NE(std::string(e.what()).find("[scatter] got 3 inputs, should be 2"), std::string::npos)
         << e.what();
   }
+}
+
+TEST_P(Collectives, O_008_OutputsThatShareMemoryAreRefused) {
+  over_ranks(2, [](int rank) {
+    const Tensor x = zeros({2, 3}), all = zeros({5, 3}), wide = zeros({2, 8}),
+                 expanded = zeros({2, 1}).as_strided_raw({2, 3}, {1, 0}, 0);
+    const auto rows = [&](int64_t from) { return all.as_strided_raw({2, 3}, {3, 1}, 3 * from); };
+    const auto columns = [&](int64_t from) { return wide.as_strided_raw({2, 3}, {8, 1}, from); };
+    const auto refused = [](const std::string& text, const std::function<void()>& f) {
+      EXPECT_HAS(error_of(f), text);
+    };
+    refused("[all_gather] outputs[0] and outputs[1] share memory", [&] { all_gather({x, x}, x); });
+    refused("[all_gather] outputs[0] and outputs[1] share memory", [&] {
+      all_gather({rows(1), rows(0)}, x);
+    });
+    refused("[all_gather] outputs[0] and outputs[1] share memory", [&] {
+      all_gather({columns(0), columns(2)}, x);
+    });
+    refused("[all_gather] several elements of outputs[1] lie in one place", [&] {
+      all_gather({x, expanded}, x);
+    });
+    refused("[all_reduce] several elements of tensor", [&] { all_reduce(expanded); });
+    refused("[all_reduce] several elements of tensor", [&] {
+      all_reduce(all.as_strided_raw({3, 3}, {2, 1}, 0));
+    });
+    refused("[all_reduce_coalesced] tensors[0] and tensors[2]", [&] {
+      all_reduce_coalesced({x, zeros({2}), x});
+    });
+    refused("[all_to_all] outputs[0] and outputs[1]", [&] { all_to_all({x, x}, {x, x}); });
+    refused("[all_gather_into_tensor_coalesced] outputs[0] and outputs[1]", [&] {
+      all_gather_into_tensor_coalesced(
+          {rows(0).as_strided_raw({6}, {1}, 0), rows(1).as_strided_raw({6}, {1}, 3)},
+          {zeros({3}), zeros({3})});
+    });
+    refused("[reduce_scatter_tensor_coalesced] outputs[0] and outputs[1]", [&] {
+      reduce_scatter_tensor_coalesced({x, x}, {zeros({4, 3}), zeros({4, 3})});
+    });
+    refused("[reduce_scatter] several elements of output", [&] {
+      reduce_scatter(expanded, {x, x});
+    });
+    refused("[recv] several elements of tensor", [&] { recv(expanded, 1 - rank); });
+    if (rank == 0) {
+      refused("[gather] outputs[0] and outputs[1]", [&] { gather({x, x}, x, 0); });
+      refused("[reduce] several elements of tensor", [&] { reduce(expanded, 0); });
+      refused("[broadcast] several elements of tensor", [&] { broadcast(expanded, 1); });
+      refused("[scatter] several elements of output", [&] { scatter(expanded, {}, 1); });
+    }
+    EXPECT_EQ(default_group()->sequence_number(), 0u);
+    // Beside each other, also where they lie between each other; and what is read alone.
+    const Tensor one = full({2, 3}, rank + 1.0);
+    all_gather({rows(3), rows(0)}, one);
+    all_gather({columns(0), columns(3)}, one);
+    for (int64_t c = 0; c < 8; ++c) EXPECT_EQ(wide.data<float>()[8 + c], c < 3 ? 1 : c < 6 ? 2 : 0);
+    broadcast(rank == 0 ? expanded : one, 0);
+    EXPECT_EQ(one.data<float>()[5], rank == 0);
+    const Tensor t = all.as_strided_raw({3, 2}, {1, 3}, 0), none = zeros({0});
+    all_reduce_coalesced({t, none, none, rows(2)});
+  });
+}
+
+TEST_P(Collectives, O_017_TimeoutsMayBeAsLongAsTheirTypeAllows) {
+  constexpr Milliseconds kEver = Milliseconds::max();
+  over_ranks(2, [&](int rank) {
+    const Group pair = new_group({0, 1}, kEver);
+    const Tensor x = full({4}, rank);
+    all_reduce(x, ReduceOp::kSum, {.group = pair});
+    all_reduce(x, ReduceOp::kSum, {.timeout = kEver});
+    EXPECT_EQ(x.data<float>()[0], 2);
+    if (rank == 0)
+      send(x, 1, 0, {.timeout = kEver});
+    else
+      EXPECT_EQ(recv(x, 0, 0, {.timeout = kEver}), 0);
+    monitored_barrier({.timeout = kEver});
+    const auto refused = [](const std::string& op, const std::function<void()>& f) {
+      EXPECT_HAS(error_of(f), concat("[", op, "] timeout is 0 ms, should be above 0"));
+    };
+    const CallOptions none{.timeout = Milliseconds(0)};
+    const auto before = default_group()->sequence_number();
+    refused("all_reduce", [&] { all_reduce(x, ReduceOp::kSum, none); });
+    refused("barrier", [&] { barrier(none); });
+    refused("monitored_barrier", [&] { monitored_barrier(none); });
+    refused("send", [&] { send(x, 1 - rank, 0, none); });
+    refused("recv", [&] { recv(x, 1 - rank, 0, none); });
+    refused("new_group", [&] { new_group({0}, Milliseconds(0)); });
+    EXPECT_HAS(error_of([&] { all_reduce(x, ReduceOp::kSum, {.timeout = Milliseconds(-5)}); }),
+               "timeout is -5 ms");
+    EXPECT_EQ(default_group()->sequence_number(), before);
+    barrier();
+    destroy_process_group(pair);
+  });
 }
 
 TEST_P(PointToPoint, O_014_OrdersTagsAndSources) {

@@ -89,6 +89,14 @@ TEST(DdpNested, WhatIsInAnotherWrapperIsRefusedByName) {
     expect_error([&] { DistributedDataParallel ddp(m); },
                  {"middle.own.weight", "another parallel wrapper", "ignored_parameters"});
   });
+  for (auto strategy : kStrategies)
+    run_ranks(2, [=](int) {
+      Outer m;
+      DistributedDataParallel ddp(*m.middle);
+      expect_error([&] { FsdpModule(m, {.sharding_strategy = strategy}); },
+                   {"middle.own.weight", "another parallel wrapper", "ignored_parameters"});
+      FsdpModule(m, {.sharding_strategy = strategy, .ignored_modules = {m.middle.get()}});
+    });
 }
 
 }  // namespace

@@ -258,6 +258,27 @@ TEST(Ddp, D_007_StaticGraphThatChanges) {
     });
 }
 
+TEST(Ddp, UnevenNumbersOfBatchesAreExplained) {
+  std::string text;
+  run_ranks(2, [&](int rank) {
+    nn::Linear m(2, 2);
+    DistributedDataParallel ddp(m);
+    const auto step = [&] { ddp(random_input({1, 2}, rank, 0)).sum().backward(); };
+    step();
+    if (rank == 0) return;
+    try {
+      step();
+    } catch (const Error& e) {
+      text = e.what();
+    }
+  });
+  EXPECT_NE(text.find("rank 0 left it after #"), std::string::npos) << text;
+  EXPECT_TRUE(
+      text.ends_with("equal numbers of batches, or ddp.join() around their loops "
+                     "(docs/ddp.md)"))
+      << text;
+}
+
 TEST(Ddp, D_008_ModelsThatDiffer) {
   for (const bool one_more : {false, true})
     run_ranks(3, [&](int rank) {

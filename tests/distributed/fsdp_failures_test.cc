@@ -48,6 +48,38 @@ TEST(FsdpFailures, ACallThatOneRankAloneMakesIsNamed) {
   });
 }
 
+TEST(FsdpFailures, EvaluationOnOneRankAloneIsExplained) {
+  run_ranks(2, [](int rank) {
+    Two m;
+    FullyShardedDataParallel fsdp(m, by_linear());
+    const Tensor x = random_input({2, 4}, rank, 0);
+    expect_errors_everywhere([&] { rank == 0 ? void(fsdp(x)) : void(dist::barrier()); },
+                             {"'gather unit ", "All ranks must call a sharded model, also to"});
+  });
+}
+
+TEST(FsdpFailures, AStateThatIsWrongOnOneRankIsLoadedByNone) {
+  run_ranks(2, [](int rank) {
+    Two m;
+    FullyShardedDataParallel fsdp(m, by_linear());
+    nn::StateDict state;
+    for (const char* layer : {"a", "b"}) {
+      state.set(concat(layer, ".weight"), ones({4, 4}));
+      state.set(concat(layer, ".bias"), ones({4}));
+    }
+    std::vector<std::vector<float>> before;
+    for (auto& p : fsdp.parameters()) before.push_back(floats(p));
+    nn::StateDict wrong = state;
+    if (rank == 1) wrong.set("b.weight", ones({4, 5}));
+    expect_errors_everywhere([&] { fsdp.load_full_state_dict(wrong); },
+                             {"rank 1", "b.weight", "[4, 5]"});
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(floats(fsdp.parameters()[i]), before[i]);
+    fsdp.load_full_state_dict(state);
+    for (auto& p : fsdp.parameters())
+      for (float v : floats(p)) EXPECT_EQ(v, 1);
+  });
+}
+
 TEST(FsdpFailures, AllStepsAreDoneThoughOneThrows) {
   run_ranks(2, [](int rank) {
     Two m;

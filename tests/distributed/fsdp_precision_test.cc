@@ -1,6 +1,7 @@
 // Mixed precision under FSDP: rows M-001 to M-008, M-010, M-012, M-013 of the scenarios, T-18 of
 // the traps.
 #include "autograd/grad_mode.h"
+#include "core/gemm.h"
 #include "core/generator.h"
 #include "tests/distributed/scenario.h"
 
@@ -323,6 +324,34 @@ TEST(FsdpPrecision, M_012_LowPrecisionGradientsAreKeptOnRequest) {
           }
       }
     });
+}
+
+TEST(FsdpPrecision, WrappingMakesBf16ProductsThoseOfRank0) {
+  if (!has_native_bf16_products()) GTEST_SKIP() << "there are converted products alone";
+  for (const auto first : {Bf16Products::kNative, Bf16Products::kConverted}) {
+    const auto second =
+        first == Bf16Products::kNative ? Bf16Products::kConverted : Bf16Products::kNative;
+    dist::run_processes(2, [=](int rank) {
+      const Bf16Products mine = rank == 0 ? first : second;
+      const auto after = [&](const std::function<void(nn::Module&)>& wrap, DType dtype) {
+        set_bf16_products(mine);
+        Mlp m(4);
+        m.to(dtype);
+        wrap(m);
+        return bf16_products();
+      };
+      const auto sharded = [](const MixedPrecision& precision) {
+        return [=](nn::Module& m) { FsdpModule(m, {.mixed_precision = precision}); };
+      };
+      const auto replicated = [](nn::Module& m) { dist::DdpReducer(m, {}); };
+      EXPECT_EQ(after(sharded({.param_dtype = kBFloat16}), kFloat32), first);
+      EXPECT_EQ(after(sharded({}), kBFloat16), first);
+      EXPECT_EQ(after(replicated, kBFloat16), first);
+      // Nobody is asked where there are no such products.
+      EXPECT_EQ(after(sharded({}), kFloat32), mine);
+      EXPECT_EQ(after(replicated, kFloat32), mine);
+    });
+  }
 }
 
 TEST(FsdpPrecision, M_013_DtypesThatAreNone) {

@@ -115,6 +115,23 @@ TEST(Init, AWorldOfOneByNumberNeedsNothing) {
   });
 }
 
+TEST(Init, TimeoutsOfNothingAndForEver) {
+  for (int64_t ms : {0, -1})
+    EXPECT_HAS(error_of([&] {
+                 init_process_group({.rank = 0, .world_size = 1, .timeout = Milliseconds(ms)});
+               }),
+               concat("[init_process_group] timeout is ", ms, " ms, should be above 0"));
+  for (const char* backend : {"shm", "gloo"})
+    run_ranks(2,
+              [](int rank) {
+                const Tensor x = full({1}, rank);
+                all_reduce(x);
+                EXPECT_EQ(x.data<float>()[0], 1);
+              },
+              {.timeout = Milliseconds::max(), .backend = backend});
+  run_processes(2, [](int) { barrier(); }, {.timeout = Milliseconds::max()});
+}
+
 TEST(Init, O_018_OrderOfCalls) {
   run_ranks(2, [](int rank) {
     EXPECT_HAS(error_of([&] { init_process_group({.rank = rank, .world_size = 2}); }),

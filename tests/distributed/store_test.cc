@@ -18,6 +18,7 @@
 #include <random>
 #include <thread>
 
+#include "distributed/deadline.h"
 #include "distributed/file_store.h"
 #include "distributed/store_token.h"
 #include "distributed/tcp_store.h"
@@ -105,6 +106,29 @@ TEST_P(Stores, S_003_WaitEndsInTimeAndNamesTheKeys) {
   EXPECT_THROW(s.wait({"never"}, milliseconds(0)), StoreTimeout);
   s.set_timeout(milliseconds(100));
   EXPECT_HAS(error_of([&] { s.get("never"); }), "waited 100 ms");
+}
+
+TEST(Deadline, ALongTimeoutIsTheLastTimeThereIs) {
+  const auto now = Clock::now();
+  EXPECT_EQ(deadline_after(milliseconds(5), now), now + milliseconds(5));
+  for (auto none : {milliseconds(0), milliseconds(-5), milliseconds::min()})
+    EXPECT_EQ(deadline_after(none, now), now);
+  EXPECT_EQ(deadline_after(milliseconds::max(), now), Clock::time_point::max());
+  EXPECT_EQ(deadline_after(milliseconds(5), Clock::time_point::max()), Clock::time_point::max());
+  EXPECT_EQ(deadline_after(std::chrono::hours(24 * 365), now), now + std::chrono::hours(24 * 365));
+}
+
+TEST_P(Stores, S_003_WaitsForEver) {
+  store_->set_timeout(milliseconds::max());
+  std::thread setter([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    store_->set("a", "1");
+    std::this_thread::sleep_for(milliseconds(100));
+    store_->set("b", "2");
+  });
+  EXPECT_EQ(error_of([&] { EXPECT_EQ(store_->get("a"), "1"); }), "no error");
+  EXPECT_EQ(error_of([&] { store_->wait({"b"}, milliseconds::max()); }), "no error");
+  setter.join();
 }
 
 TEST_P(Stores, S_003_WaitWakesWhenAnotherThreadSets) {
@@ -307,6 +331,13 @@ TEST(TcpStore, S_004_T_28_PortInUseIsNamed) {
   const std::string e = error_of([&] { TcpStore second({.port = first.port(), .serve = true}); });
   EXPECT_HAS(e, concat("127.0.0.1:", first.port()));
   EXPECT_HAS(e, "choose another --master_port");
+}
+
+TEST(TcpStore, ConnectsForEver) {
+  TcpStore server({.serve = true, .timeout = milliseconds::max()});
+  TcpStore client({.port = server.port(), .timeout = milliseconds::max()});
+  server.set("a", "1");
+  EXPECT_EQ(client.get("a"), "1");
 }
 
 TEST(TcpStore, NobodyThere) {

@@ -397,6 +397,27 @@ TEST(LazyState, WrappingAfterAStepIsRefusedByName) {
               "optimizer after wrapping");
 }
 
+TEST(LazyState, ConvertingAfterAStepIsRefusedByName) {
+  const Tensor a = random_leaf({4}, 1), w = random_leaf({4}, 2);
+  AdamW adam({{"a", a}, {"block.weight", w}});
+  set_random_grads({a, w}, 3);
+  adam.step();
+  adam.zero_grad();
+  w.set_data(to_raw(w, kFloat64));
+  set_random_grads({a, w}, 5);
+  const std::string before = bits(a);
+  EXPECT_SAYS(adam.step(),
+              "[AdamW] optimizer state of block.weight is float32, and that of a parameter of "
+              "float64 is float64");
+  EXPECT_EQ(bits(a), before);
+  EXPECT_EQ(adam.state_dict().at("state.a.step").item<int64_t>(), 1);
+  const Tensor moment = to_raw(adam.state_dict().at("state.block.weight.exp_avg"), kFloat64);
+  adam.load_state_dict(adam.state_dict());  // as the error says
+  EXPECT_EQ(bits(adam.state_dict().at("state.block.weight.exp_avg")), bits(moment));
+  adam.step();
+  EXPECT_NE(bits(a), before);
+}
+
 class Piece : public nn::ShardInfo {
  public:
   Dims full_shape() const override { return {4, 6}; }
@@ -555,6 +576,10 @@ TEST(StateDict, AllFaultsInOneErrorAndNothingChanges) {
   bad = adam.state_dict();
   bad.set("state.a.step", full({}, -1, kInt64));
   EXPECT_SAYS(adam.load_state_dict(bad), "state.a.step is -1");
+  for (double n : {kNaN, 1.5, 1e300, -0.5}) {
+    bad.set("state.a.step", full({}, n, kFloat64));
+    EXPECT_SAYS(adam.load_state_dict(bad), "state.a.step is ");
+  }
   EXPECT_EQ(adam.lr(0), 0.5);
   // Another optimizer's state.
   SGD sgd({{"a", a}, {"b", b}, {"c", c}});
