@@ -33,7 +33,7 @@ char* Segments::take(int64_t bytes) {
   const int64_t least = round_up(bytes);
   auto fit = find(least, false);
   if (fit == free_.end()) {
-    if (reserved_ + least > 2 * std::max(most_used_, used_ + least) + kSlack) release_free();
+    if ((reserved_ + least - kSlack) / 2 > std::max(most_used_, used_ + least)) release_free();
     fit = add_segment(std::max(least, kLeastSegment));
   }
   if (fit == free_.end()) {
