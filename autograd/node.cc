@@ -65,7 +65,8 @@ void register_post_accumulate_grad_hook(const Tensor& leaf,
 
 void run_post_hooks(const AutogradMeta& leaf, const Tensor& gradient) {
   const auto hooks = leaf.post_hooks;
-  for (auto& hook : hooks) hook(gradient);
+  const Tensor kept = gradient;  // one may set it to none
+  for (auto& hook : hooks) hook(kept);
 }
 
 // ---- edges and nodes

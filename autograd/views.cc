@@ -332,7 +332,7 @@ void Tensor::set_grad(const Tensor& g) const {
     fail("[set_grad] the gradient's shape ", g.sizes(), " is not the tensor's ", sizes());
   if (!is_float(g.dtype()))  // of a lower precision than the tensor's it may be
     fail("[set_grad] the gradient is ", g.dtype(), ": expected a floating point dtype");
-  if (g.device() != device())
+  if (g.device() != device() && !device().is_meta())  // a declared parameter's may come first
     fail("[set_grad] the gradient is on ", g.device(), ", and the tensor on ", device());
   autograd::make_meta(*this).grad = g;
 }

@@ -332,6 +332,18 @@ struct DataLoader::Parts {
             batch_sampler->start(), batch_sampler->global_batch(),
             dataset->size(),        fingerprint};
   }
+  // Of an epoch's whole, which may depend on the epoch. The sampler is left as it was.
+  int64_t size_in(int64_t epoch) {
+    BatchSampler& sampler = *batch_sampler;
+    const int64_t epoch_now = sampler.epoch(), start_now = sampler.start();
+    const bool is_set = sampler.times_set() != times_set;
+    sampler.set_epoch(epoch);
+    const int64_t size = sampler.size();
+    sampler.set_epoch(epoch_now);
+    if (start_now > 0) sampler.set_start(start_now);
+    if (!is_set) times_set = sampler.times_set();
+    return size;
+  }
   void end_run() {
     if (const auto open = run.lock()) open->supersede();
   }
@@ -422,10 +434,11 @@ void DataLoader::load_state_dict(const LoaderState& state) {
     fail("[DataLoader] the state is of batches of ", state.global_batch,
          " samples over all ranks (0: from a list), and this loader has ", own_batch,
          ": batch size and number of ranks must be as they were");
-  const bool is_same = state.global_batch == own_batch && state.batches_per_epoch == size();
+  const int64_t batches = p.size_in(state.epoch);
+  const bool is_same = state.global_batch == own_batch && state.batches_per_epoch == batches;
   if (own_batch == 0 && !is_same)
     fail("[DataLoader] the state is of a loader with ", state.batches_per_epoch,
-         " batches an epoch, and this one has ", size(), ": the batches must be as they were");
+         " batches an epoch, and this one has ", batches, ": the batches must be as they were");
   if (!p.batch_sampler->can_start() && (state.start > 0 || (state.batches > 0 && !is_same)))
     fail("[DataLoader] the state is of ", state.batches, " of ", state.batches_per_epoch,
          " batches of ", state.global_batch, " samples, from ", state.start,

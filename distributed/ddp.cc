@@ -349,10 +349,11 @@ void DdpReducer::finish(bool keep) {
     for (auto& b : buckets_) b->abort();
     throw;
   }
-  FirstError errors;  // of one bucket: the others' gradients are there all the same
+  // Of one bucket, or a hook: the others' gradients are there all the same, and other ranks rebuild.
+  FirstError errors;
   for (auto& b : buckets_) errors.run([&] { b->retire(keep); });
+  if (rebuild_due_) errors.run([&] { rebuild(); });
   errors.rethrow();
-  if (rebuild_due_) rebuild();
 }
 
 void DdpReducer::on_end(bool failed) {

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "autograd/grad_mode.h"
+#include "core/pointwise.h"
 #include "distributed/agree.h"
 #include "distributed/first_error.h"
 #include "optim/clip_grad.h"
@@ -161,7 +162,13 @@ nn::LoadResult FsdpModule::load_full_state_dict(const nn::StateDict& state, bool
     mine = parts();
     std::vector<nn::ExpectedTensor> expected, found;
     for (auto& p : mine) expected.push_back({p.name, p.full_shape});
-    for (auto& [name, t] : buffers) expected.push_back({name, t.sizes()});
+    for (auto& [name, t] : buffers) {
+      if (is_expanded(t))
+        fail("[load_full_state_dict] ", name,
+             " is expanded, several of its elements lie in one "
+             "place: register a contiguous() tensor");
+      expected.push_back({name, t.sizes()});
+    }
     for (auto& [name, t] : state) found.push_back({name, t.sizes()});
     result = nn::check_state("load_full_state_dict", expected, found, strict);
   });

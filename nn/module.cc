@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 
 #include <algorithm>
+#include <mutex>
 #include <typeinfo>
 #include <unordered_set>
 
@@ -10,6 +11,7 @@
 #include "autograd/meta.h"
 #include "core/generator.h"
 #include "core/philox.h"
+#include "core/pointwise.h"
 
 namespace sherd::nn {
 namespace {
@@ -231,6 +233,10 @@ LoadResult Module::load_state_dict(const StateDict& state, bool strict) {
     if (s.tensor.impl()->placeholder)
       fail("[load_state_dict] parameter ", name,
            " is sharded: load through FullyShardedDataParallel");
+    if (is_expanded(s.tensor))
+      fail("[load_state_dict] ", name,
+           " is expanded, several of its elements lie in one place: "
+           "register a contiguous() tensor");
     expected.push_back({name, s.tensor.sizes()});
     targets.emplace_back(name, &s);
   });

@@ -35,7 +35,7 @@ Tensor orthogonalise(const Tensor& matrix, const MuonOptions& o) {
   Tensor x = contiguous_raw(to_raw(tall ? transposed(matrix) : matrix, kFloat32));
   double squares = 0;
   for (const float v : std::span(x.data<float>(), size_t(x.numel()))) squares += double(v) * v;
-  const double norm = rounded(full({}, std::sqrt(squares), kFloat32)).item();
+  const double norm = rounded(full({}, float(std::sqrt(squares)), kFloat32)).item();
   x = rounded(x / std::max(norm, o.eps));
   for (int i = 0; i < o.ns_steps; ++i) {
     const Tensor gram = rounded(product(x, transposed(x)));

@@ -27,7 +27,8 @@ class Segments {
 
   // `bytes` of the smallest free piece that may serve them, the rest of which stays free; at
   // multiples of 4 KiB. Segments of more than 16 MiB serve requests of an eighth of them and more.
-  // What is free goes back first where a new segment would make twice the most that was ever in use.
+  // What is free goes back first where a new segment would make twice the most that was ever in use
+  // and 64 MiB.
   // Null, with errno, if the system has no more, whatever was cached: `bytes`, above 0, are few
   // enough to be rounded up.
   char* take(int64_t bytes);

@@ -134,6 +134,16 @@ TEST(Engine, PostAccumulateHooksRunOnlyWhereSomethingWasAccumulated) {
   EXPECT_EQ(calls, 1);
 }
 
+TEST(Engine, APostAccumulateHookMaySetTheGradientToNone) {
+  const Tensor a = leaf({1});
+  double seen = 0;
+  autograd::register_post_accumulate_grad_hook(a, [&](const Tensor&) { a.set_grad({}); });
+  autograd::register_post_accumulate_grad_hook(a, [&](const Tensor& g) { seen = g.item(); });
+  (a * 3).sum().backward();
+  EXPECT_EQ(seen, 3);
+  EXPECT_FALSE(a.grad().defined());
+}
+
 TEST(Engine, GradientsAreOfTheOutputsDtype) {
   const Tensor x = full({2}, 3).set_requires_grad();
   (x * 2).backward(full({2}, 1, kFloat64));

@@ -654,6 +654,30 @@ TEST(DataLoader, RefusesAStateThatDoesNotFit) {
   }
 }
 
+// As batches of like lengths have.
+TEST(DataLoader, StateOfASamplerWhoseSizeDependsOnTheEpoch) {
+  class ByEpoch : public BatchSampler {
+   public:
+    int64_t size() const override { return epoch() + 2; }
+    std::vector<std::vector<int64_t>> batches() const override {
+      std::vector<std::vector<int64_t>> all;
+      for (int64_t i = 0; i < size(); ++i) all.push_back({i});
+      return all;
+    }
+  };
+  const TestDataset dataset(10);
+  ByEpoch batches;
+  DataLoader loader(dataset, {.batch_sampler = &batches});
+  loader.load_state_dict({3, 2, 5, 0, 0, 0, 10});
+  EXPECT_EQ(flat(epoch_of(loader)), (std::vector<int64_t>{2, 3, 4}));
+  EXPECT_EQ(flat(epoch_of(loader)).size(), 6u);
+  EXPECT_THAT(message_of<Error>([&] {
+                loader.load_state_dict({1, 1, 6, 0, 0, 0, 10});
+              }),
+              HasSubstr("this one has 3"));
+  EXPECT_EQ(flat(epoch_of(loader)).size(), 7u) << "a refusal changes no epoch";
+}
+
 TEST(DataLoader, RefusesAStateOfOtherDataOfTheSameSize) {
   std::vector<uint16_t> ids(101);
   std::iota(ids.begin(), ids.end(), uint16_t(0));
