@@ -100,7 +100,6 @@ void check_outputs(const char* op, const char* what, std::span<const Tensor> out
     }
     for (auto e = begin; e != end; ++e)
       if (is_expanded(*e->tensor)) refuse(e->index, e->index);
-    // Element by element up to here; larger ones that interleave are taken to be apart.
     constexpr int64_t kMostBytes = int64_t(4) << 20;
     if (last->hi - begin->lo <= kMostBytes && (end - begin > 1 || !is_apart(*begin->tensor))) {
       int64_t unit = size_of(begin->tensor->dtype());

@@ -358,7 +358,6 @@ void Unit::take_over(FlatGroup& g, Entry& e, const Tensor& values) {
   copy_raw(over_storage(g.piece.storage(), {e.owned.numel()}, g.master, e.owned.at),
            now.as_strided_raw({e.owned.numel()}, {1}, offset));
   e.local.bump_version();
-  gathered_version_ = kNeverGathered;
 }
 
 Tensor Unit::collect(const Entry& e, const Tensor& local, int root) const {

@@ -120,10 +120,7 @@ class Unit {
   std::unordered_map<ViewFamily*, std::pair<int, int>> by_full_;  // also finds their views
   Work gathering_;
   bool in_flight_ = false, shown_ = false;
-  // Of the pieces that were gathered last. kNeverGathered, which no sum of versions is: a piece was
-  // written to since, whatever its tensor's version (a family of its own begins at 0).
-  static constexpr uint64_t kNeverGathered = UINT64_MAX;
-  uint64_t gathered_version_ = kNeverGathered;
+  uint64_t gathered_version_ = 0;
 };
 
 }  // namespace sherd::dist
