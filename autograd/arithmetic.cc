@@ -162,16 +162,15 @@ namespace {
 void copy_as(const char* name, Tensor& to, const Tensor& from) {
   check_no_overlap(name, to, from);
   autograd::check_in_place(name, to, from.requires_grad() && is_float(to.dtype()));
-  const Tensor before = to;  // what was there gets a gradient of 0
   copy_raw(to, from);
   to.bump_version();
-  record<2>(name, to, {&before, &from},
-            [sizes = from.sizes(), dtype = from.dtype()](const Tensor& g, Needs needs) {
-              std::array<Tensor, 2> r;
-              if (needs[0]) r[0] = zeros(g.sizes(), g.dtype(), g.device());
-              if (needs[1]) r[1] = sum_to(g, sizes).to(dtype);
-              return r;
-            });
+  const Tensor y = record<2>(name, to.detach(), {&to, &from}, [](const Tensor& g, Needs needs) {
+    std::array<Tensor, 2> r;  // what was there gets a gradient of 0
+    if (needs[0]) r[0] = zeros(g.sizes(), g.dtype(), g.device());
+    if (needs[1]) r[1] = g;
+    return r;
+  });
+  if (y.requires_grad()) autograd::set_history(to, autograd::meta_of(y)->grad_fn);
 }
 }  // namespace
 

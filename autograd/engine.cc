@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "autograd/ops.h"
+#include "autograd/pointwise.h"
 #include "core/context.h"
 
 namespace sherd {
@@ -40,6 +41,22 @@ struct LeafState {
   Tensor sum;  // where hooks want the whole gradient
   bool contributed = false;
 };
+
+// The gradient that `n` gave for its input `i`, in the input's shape and dtype.
+Tensor fitted(const Node& n, size_t i, const Edge& input, Tensor g) {
+  if (!(g.sizes() == input.sizes)) {
+    bool expanded = g.dim() >= input.sizes.n;
+    for (int d = 1; expanded && d <= input.sizes.n; ++d) {
+      const int64_t size = input.sizes[input.sizes.n - d];
+      expanded = size == 1 || size == g.sizes()[g.dim() - d];
+    }
+    if (!expanded)
+      fail("[", n.op(), "] its backward returned a gradient of shape ", g.sizes(), " for input ", i,
+           " of shape ", input.sizes, ": it must have that shape, or one that it broadcasts to");
+    g = sum_to(g, input.sizes);
+  }
+  return g.dtype() == input.dtype ? g : g.to(input.dtype);
+}
 
 class Run {
  public:
@@ -381,7 +398,7 @@ void Run::run_task(Task& task) {
     const bool delivered =
         any && handed[i].defined() && out[i].defined() && out[i].is_same(handed[i]);
     if (!delivered)
-      deliver(to[i], std::move(out[i]));
+      deliver(to[i], out[i].defined() ? fitted(n, i, to[i], std::move(out[i])) : Tensor());
     else if (!outer)
       count_down(*to[i].leaf);
     out[i] = {};

@@ -77,6 +77,9 @@ Edge::Edge(const Tensor& t) {
     node = m->grad_fn, output = m->output;
   else if (m->requires_grad)
     leaf = Ref<AutogradMeta>(const_cast<AutogradMeta*>(m));
+  else
+    return;
+  dtype = t.dtype(), sizes = t.sizes();
 }
 Edge::~Edge() {
   if (node) dispose(std::move(node));
@@ -118,6 +121,12 @@ void refuse_placeholder(const char* op, const Tensor& t) {
 }
 
 // ---- recording
+Tensor apart_from(std::span<const Tensor* const> inputs, const Tensor& y) {
+  for (auto* t : inputs)
+    if (y.is_same(*t)) return y.detach();
+  return y;
+}
+
 namespace {
 class ManyNode final : public Node {
  public:
@@ -152,6 +161,7 @@ std::vector<Tensor> record_many(const char* op, std::vector<Tensor> outputs,
     return outputs;
   }
   if (!any) return outputs;
+  for (auto& y : outputs) y = apart_from(all, y);
   Ref<Node> node(new ManyNode(op, int(outputs.size()), inputs, std::move(f)));
   for (size_t k = 0; k < outputs.size(); ++k)
     if (is_float(outputs[k].dtype())) set_history(outputs[k], node, int(k));

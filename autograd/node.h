@@ -18,6 +18,8 @@ struct Edge {
   Ref<Node> node;
   int output = 0;          // of node
   Ref<AutogradMeta> leaf;  // instead of node
+  DType dtype = kFloat32;  // of the input, and so of its gradient
+  Dims sizes;
 
   Edge() = default;
   explicit Edge(const Tensor& t);
@@ -38,7 +40,9 @@ class Node : public Counted {
   Node(const char* op, int outputs = 1);
   ~Node() override;
 
-  // out[i]: the gradient for edges()[i], undefined where there is none or the edge is empty.
+  // out[i]: the gradient for edges()[i], undefined where there is none or the edge is empty. The
+  // engine converts it to the input's dtype and sums over what was broadcast; Error for another
+  // shape.
   // gradients[k] is undefined where output k got none (never all of them).
   virtual void backward(std::span<const Tensor> gradients, std::span<Tensor> out) = 0;
   // Frees what was saved for backward. backward() is not called any more.

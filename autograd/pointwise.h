@@ -21,8 +21,6 @@ class PointwiseNode final : public Node {
   Op op;
   Edge to[N];
   Saved saved[N + 1];  // inputs, output
-  Dims sizes[N];
-  DType dtypes[N];
   bool reads_output = false;
 
   template <int I, int... k>
@@ -31,12 +29,12 @@ class PointwiseNode final : public Node {
     if constexpr (u.operations > 0)
       if (!grad_enabled()) {
         const Tensor* like[] = {&g};
-        Tensor r = output({g.sizes(), dtypes[I], dtypes[I], g.device()}, like);
-        evaluate(Grad<Op, I>{op}, r, promote(g.dtype(), dtypes[I]), g,
+        Tensor r = output({g.sizes(), to[I].dtype, to[I].dtype, g.device()}, like);
+        evaluate(Grad<Op, I>{op}, r, promote(g.dtype(), to[I].dtype), g,
                  (u.tensors >> (k + 1) & 1 ? in[k] : g)...);
-        return sum_to(r, sizes[I]);
+        return sum_to(r, to[I].sizes);
       }
-    return sum_to(Tensor(grad_of<I>(op, g, in[k]...)), sizes[I]).to(dtypes[I]);
+    return sum_to(Tensor(grad_of<I>(op, g, in[k]...)), to[I].sizes).to(to[I].dtype);
   }
   void backward(std::span<const Tensor> g, std::span<Tensor> out) override {
     Tensor in[N + 1];
@@ -79,8 +77,7 @@ Ref<Node> pointwise_node(const Op& op, bool in_place, const In&... in) {
       [&]<int... I>(std::integer_sequence<int, I...>) {
         (
             [&] {
-              node->to[I] = Edge(*t[I]), node->sizes[I] = t[I]->sizes(),
-              node->dtypes[I] = t[I]->dtype();
+              node->to[I] = Edge(*t[I]);
               if constexpr (I != condition_of<Op>)
                 if (node->to[I]) read |= uses_of<Op, I>.tensors;
             }(),

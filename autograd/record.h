@@ -54,6 +54,9 @@ class LambdaNode final : public Node {
   std::optional<F> f_;
 };
 
+// y, or an alias of it where it is one of the inputs: that has a history of its own.
+Tensor apart_from(std::span<const Tensor* const> inputs, const Tensor& y);
+
 inline void set_history(const Tensor& y, Ref<Node> node, int output = 0) {
   AutogradMeta& m = make_meta(y);
   m.grad_fn = std::move(node);
@@ -61,7 +64,7 @@ inline void set_history(const Tensor& y, Ref<Node> node, int output = 0) {
 }
 
 // Hangs a backward on y: f(gradient, needs) returns std::array<Tensor, N>, a gradient an input
-// (undefined: none).
+// (undefined: none), of the input's shape or one that it broadcasts to.
 template <int N, class F>
 Tensor record(const char* op, Tensor y, const Tensor* const (&inputs)[N], F f) {
   if (!grad_enabled()) {
@@ -72,8 +75,9 @@ Tensor record(const char* op, Tensor y, const Tensor* const (&inputs)[N], F f) {
   std::array<Edge, N> e;
   bool any = false;
   for (int i = 0; i < N; ++i) e[i] = Edge(*inputs[i]), any = any || e[i];
-  if (any && is_float(y.dtype()))  // integers stay constants
-    set_history(y, Ref<Node>(new LambdaNode<F, N>(op, std::move(e), std::move(f))));
+  if (!any || !is_float(y.dtype())) return y;  // integers stay constants
+  y = apart_from(inputs, y);
+  set_history(y, Ref<Node>(new LambdaNode<F, N>(op, std::move(e), std::move(f))));
   return y;
 }
 

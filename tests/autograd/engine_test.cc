@@ -263,6 +263,41 @@ TEST(Engine, CustomFunctionIsALambda) {
   gradgradcheck(f, {full({3}, 1.5, kFloat64)});
 }
 
+TEST(Engine, GradientsOfCustomFunctionsAreFittedToTheirInputs) {
+  const Tensor x = leaf({2, 3});
+  auto give = [&](Tensor gradient) {
+    x.set_grad({});
+    record<1>("mine", zeros({2, 3}), {&x},
+              [gradient](const Tensor&, Needs) { return std::array{gradient}; })
+        .sum()
+        .backward();
+    return x.grad();
+  };
+  EXPECT_EQ(values(give(full({4, 2, 3}, 1))), std::vector<double>(6, 4));
+  EXPECT_EQ(give(full({2, 3}, 1, kFloat64)).dtype(), kFloat32);
+  for (const Dims& wrong : {Dims{}, Dims{3}, Dims{1, 3}, Dims{3, 2}, Dims{2, 3, 1}, Dims{4, 2, 1}})
+    EXPECT_SAYS(give(full(wrong, 1)), "[mine] its backward returned a gradient of shape");
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(Engine, CustomFunctionsMayReturnTheirInput) {
+  const Tensor x = leaf({2});
+  auto twice = [](const Tensor& t) {
+    return record<1>("twice", t, {&t}, [](const Tensor& g, Needs) { return std::array{g * 2}; });
+  };
+  const Tensor y = twice(twice(x));
+  EXPECT_TRUE(x.is_leaf());
+  EXPECT_EQ(y.storage().get(), x.storage().get());
+  (y + x).sum().backward();
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{5, 5}));
+  const std::vector<Tensor> both = autograd::record_many(
+      "both", {x, x * 1}, {x},
+      [](std::span<const Tensor> g, Needs) { return std::vector<Tensor>{g[0] * 3 + g[1]}; });
+  x.set_grad({});
+  (both[0] + both[1]).sum().backward();
+  EXPECT_EQ(values(x.grad()), (std::vector<double>{4, 4}));
+}
+
 TEST(Engine, GradcheckFindsAWrongDerivative) {
   const TensorsFunction f = [](const std::vector<Tensor>& in) {
     Tensor y;
