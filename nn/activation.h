@@ -18,6 +18,7 @@ class GELU : public Module {
       fail("[GELU] approximate must be none or tanh, not ", approximate_);
   }
   Tensor forward(const Tensor& x) { return F::gelu(x, approximate_); }
+  std::string extra_repr() const override { return "approximate='" + approximate_ + "'"; }
 
  private:
   std::string approximate_;

@@ -3,7 +3,7 @@
 // elements.
 #pragma once
 #include "nn/functional.h"
-#include "nn/module.h"
+#include "nn/print.h"
 
 namespace sherd::nn {
 
@@ -13,6 +13,7 @@ class Dropout : public Module {
     if (p < 0 || p > 1) fail("[Dropout] p must be in [0, 1], got ", p);
   }
   Tensor forward(const Tensor& x) { return F::dropout(x, p_, is_training()); }
+  std::string extra_repr() const override { return "p=" + repr(p_) + ", inplace=False"; }
 
  private:
   double p_;

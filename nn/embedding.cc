@@ -19,7 +19,9 @@ Initializer normal_but_for(int64_t zero_begin, int64_t zero_end) {
 }  // namespace
 
 Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, const Options& options)
-    : padding_idx_(options.padding_idx) {
+    : num_embeddings_(num_embeddings),
+      embedding_dim_(embedding_dim),
+      padding_idx_(options.padding_idx) {
   if (num_embeddings < 0 || embedding_dim < 0)
     fail("[Embedding] num_embeddings ", num_embeddings, " and embedding_dim ", embedding_dim,
          " must not be negative");
@@ -36,6 +38,11 @@ Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, const Option
 
 Tensor Embedding::forward(const Tensor& indices) {
   return F::embedding(indices, weight, padding_idx_);
+}
+
+std::string Embedding::extra_repr() const {
+  const std::string padding = padding_idx_ ? concat(", padding_idx=", *padding_idx_) : "";
+  return concat(num_embeddings_, ", ", embedding_dim_, padding);
 }
 
 }  // namespace sherd::nn

@@ -17,10 +17,12 @@ class Embedding : public Module {
   using Options = EmbeddingOptions;
   Embedding(int64_t num_embeddings, int64_t embedding_dim, const Options& options = {});
   Tensor forward(const Tensor& indices);  // int64 [..] -> [.., embedding_dim]
+  std::string extra_repr() const override;
 
   Parameter weight;
 
  private:
+  int64_t num_embeddings_, embedding_dim_;
   std::optional<int64_t> padding_idx_;
 };
 

@@ -19,6 +19,7 @@ class LayerNorm : public Module {
   explicit LayerNorm(int64_t dim, const Options& options = {}) : LayerNorm(Dims{dim}, options) {}
   explicit LayerNorm(const Dims& normalized_shape, const Options& options = {});
   Tensor forward(const Tensor& x);
+  std::string extra_repr() const override;
 
   Parameter weight, bias;
 

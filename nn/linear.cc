@@ -1,10 +1,12 @@
 #include "nn/linear.h"
 
 #include "nn/functional.h"
+#include "nn/print.h"
 
 namespace sherd::nn {
 
-Linear::Linear(int64_t in_features, int64_t out_features, const Options& options) {
+Linear::Linear(int64_t in_features, int64_t out_features, const Options& options)
+    : in_features_(in_features), out_features_(out_features) {
   if (in_features < 0 || out_features < 0)
     fail("[Linear] in_features ", in_features, " and out_features ", out_features,
          " must not be negative");
@@ -16,6 +18,11 @@ Linear::Linear(int64_t in_features, int64_t out_features, const Options& options
 
 Tensor Linear::forward(const Tensor& x) {
   return F::linear(x, weight, bias.defined() ? bias.get() : Tensor());
+}
+
+std::string Linear::extra_repr() const {
+  return concat("in_features=", in_features_, ", out_features=", out_features_,
+                ", bias=", repr(bias.defined()));
 }
 
 }  // namespace sherd::nn

@@ -16,8 +16,12 @@ class Linear : public Module {
   using Options = LinearOptions;
   Linear(int64_t in_features, int64_t out_features, const Options& options = {});
   Tensor forward(const Tensor& x);  // [.., in_features] -> [.., out_features]
+  std::string extra_repr() const override;
 
   Parameter weight, bias;  // bias is not defined() without one
+
+ private:
+  int64_t in_features_, out_features_;
 };
 
 }  // namespace sherd::nn

@@ -133,6 +133,8 @@ class Module {
   std::string type_name() const;  // of the class, such as "sherd::nn::Linear"
   // Has no forward of its own (ModuleList): never an FSDP unit.
   virtual bool is_container() const { return false; }
+  // What stands in its parentheses when it is printed (print.h): "in_features=3, out_features=4".
+  virtual std::string extra_repr() const { return {}; }
   std::string full_name() const;  // from the outermost module; "" for that
   ModuleState& state() const { return *state_; }
 

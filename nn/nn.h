@@ -12,5 +12,6 @@
 #include "nn/module_list.h"
 #include "nn/multihead_attention.h"
 #include "nn/nan_check.h"
+#include "nn/print.h"
 #include "nn/sequential.h"
 #include "nn/shard_info.h"
