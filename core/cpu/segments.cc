@@ -99,6 +99,13 @@ Segments::FreePieces::iterator Segments::find(int64_t bytes, bool any_segment) {
 }
 
 Segments::FreePieces::iterator Segments::add_segment(int64_t bytes) {
+  // Before memory is taken, for this may throw.
+  std::map<char*, Segment> segment;
+  segment.emplace(nullptr, Segment{nullptr, bytes, source_});
+  Pieces piece;
+  piece.emplace(nullptr, Piece{bytes, nullptr, {}});
+  FreePieces free{{bytes, nullptr}};
+
   ++system_calls_;
   char* data;
   if (source_) {
@@ -110,9 +117,15 @@ Segments::FreePieces::iterator Segments::add_segment(int64_t bytes) {
   if (!data) return free_.end();
   reserved_ += bytes;
   ASAN_POISON_MEMORY_REGION(data, size_t(bytes));
-  const auto& [at, segment] = *segments_.emplace(data, Segment{data, bytes, source_}).first;
-  pieces_.emplace(data, Piece{bytes, &segment, {}});
-  return free_.emplace(bytes, data).first;
+  auto segment_node = segment.extract(segment.begin());
+  segment_node.key() = segment_node.mapped().data = data;
+  auto piece_node = piece.extract(piece.begin());
+  piece_node.key() = data;
+  piece_node.mapped().segment = &segments_.insert(std::move(segment_node)).position->second;
+  pieces_.insert(std::move(piece_node));
+  auto free_node = free.extract(free.begin());
+  free_node.value().second = data;
+  return free_.insert(std::move(free_node)).position;
 }
 
 // `piece`, which is free, and `next` become one, if that is free too and of the same segment.
