@@ -86,6 +86,11 @@ Conversion to_checkpoint(const Arguments& a) {
            "make a checkpoint");
   cli::need_input("--optimizer", a.optimizer);
   cli::need_folder("destination", a.destination);
+  if (const auto steps = dist::checkpoint_steps(a.destination);
+      !steps.empty() && steps.back() > a.step)
+    fail("destination=", a.destination, " holds ", dist::checkpoint_name(steps.back()),
+         ", from which a run would resume, and not from ", dist::checkpoint_name(a.step),
+         ": give a larger --step, or another folder");
   return [a] {
     const std::string place = cli::tokenizer_of_run(a.destination);
     const auto tokenizer = cli::tokenizer_to_carry(a.source, place);

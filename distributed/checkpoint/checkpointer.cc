@@ -109,7 +109,7 @@ void Checkpointer::wait() {
 void Checkpointer::save(const TrainingState& state) {
   const CollectiveCall call("Checkpointer::save");
   wait();
-  damaged_.erase(state.step);  // takes its place
+  begin(state.step);
   if (options_.format == CheckpointFormat::kFull)
     save_full(state);
   else
@@ -123,8 +123,17 @@ void Checkpointer::async_save(const TrainingState& state) {
         "[async_save] a full checkpoint goes through rank 0 while training waits: use the sharded "
         "format, or save()");
   wait();
-  damaged_.erase(state.step);
+  begin(state.step);
   start(state, true);
+}
+
+void Checkpointer::begin(int64_t step) {
+  const std::vector<int64_t> steps = all_gather_number(group_, step);
+  for (size_t rank = 1; rank < steps.size(); ++rank)
+    if (steps[rank] != steps[0])
+      fail("[Checkpointer] ranks save different steps: rank 0 step ", steps[0], ", rank ", rank,
+           " step ", steps[rank], "; a checkpoint is of one step of all ranks");
+  damaged_.erase(step);  // this one takes its place
 }
 
 void Checkpointer::start(const TrainingState& state, bool async) {

@@ -39,6 +39,7 @@ class ConvertCheckpoint : public testing::Test {
 };
 
 TEST_F(ConvertCheckpoint, ThereAndBack) {
+  ASSERT_EQ(convert({kModel, at("run"), "--step=2"}).exit_code, 0);
   const Result made = convert({kModel, at("run"), "--optimizer=" + kOptimizer, "--step=3"});
   ASSERT_EQ(made.exit_code, 0) << made.err;
   const std::string checkpoint = at("run/step-000003");
@@ -48,8 +49,9 @@ TEST_F(ConvertCheckpoint, ThereAndBack) {
   ASSERT_EQ(back.exit_code, 0) << back.err;
   for (const char* name : {"m.safetensors", "o.safetensors"})
     EXPECT_TRUE(fs::is_regular_file(at(name))) << name;
-  // A run's folder stands for its last checkpoint.
-  ASSERT_EQ(convert({kModel, at("run"), "--step=2"}).exit_code, 0);
+  // A run's folder stands for its last checkpoint; one that is made becomes that.
+  expect_refused({kModel, at("run"), "--step=2"}, "give a larger --step, or another folder");
+  expect_refused({kModel, at("run")}, "holds step-000003, from which a run would resume");
   const Result last = convert({at("run"), at("last.safetensors")});
   ASSERT_EQ(last.exit_code, 0) << last.err;
   EXPECT_NE(last.out.find("from " + checkpoint), std::string::npos) << last.out;

@@ -52,6 +52,23 @@ TEST_F(Checkpoints, C_002_C_011_H_007_T_32_LoadsInAnyOtherWorld) {
     });
 }
 
+TEST_F(Checkpoints, RanksSaveOneStep) {
+  fs::create_directories(folder_);
+  run_ranks(3, [&](int rank) {
+    Rank r({3, "FULL_SHARD", blocks()}, 1);
+    TrainingState s = r.state();
+    s.step = rank == 2 ? 4 : 3;
+    Checkpointer c(folder(), default_group());
+    const std::string why = "ranks save different steps: rank 0 step 3, rank 2 step 4";
+    EXPECT_HAS(error_of([&] { c.save(s); }), why);
+    EXPECT_HAS(error_of([&] { c.async_save(s); }), why);
+    barrier();
+    EXPECT_FALSE(fs::exists(folder()));
+    s.step = 3;
+    c.save(s);
+  });
+}
+
 // The other way: what each of them saves, four ranks load, with the same bytes.
 TEST_F(Checkpoints, H_007_T_32_AnyWorldSavesForAnyOther) {
   fs::create_directories(folder_);
