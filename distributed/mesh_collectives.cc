@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "distributed/copy_bytes.h"
 #include "distributed/mesh_process_group.h"
 #include "distributed/outputs.h"
 #include "distributed/tree_sum.h"
@@ -42,7 +43,11 @@ class Output {
 };
 
 void copy_part(const Part& to, const Part& from) {
-  if (to.data != from.data && to.numel) std::memmove(to.data, from.data, to.bytes());
+  const bool apart = to.data + to.bytes() <= from.data || from.data + from.bytes() <= to.data;
+  if (apart)
+    copy_bytes(to.data, from.data, to.bytes(), to.bytes() >= kStreamBytes);
+  else if (to.data != from.data)
+    std::memmove(to.data, from.data, to.bytes());
 }
 
 void check_tensor(const char* op, const char* what, const Tensor& x) {

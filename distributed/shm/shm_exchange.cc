@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 
+#include "distributed/copy_bytes.h"
 #include "distributed/tree_sum.h"
 
 #ifndef MADV_POPULATE_READ
@@ -204,6 +205,9 @@ void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
   auto from = [&](int p) -> const Parts& { return in.empty() ? none : in[p]; };
   const bool greeting = post(out, [&](int p) { return total_numel(from(p)); }, {});
   const auto reading = group_->reading();
+  int64_t all_bytes = 0;
+  for (int p = 0; p < size_; ++p)
+    for (const Part& part : from(p)) all_bytes += p == rank_ ? 0 : part.bytes();
   for (int i = 1; i < size_; ++i) {
     const int p = (rank_ + size_ - i) % size_;
     const bool partner = greeting && is_partner(p);
@@ -212,7 +216,8 @@ void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
     for (size_t k = 0; k < places.size(); ++k)
       if (places[k])
         for_each_slice({places[k]}, from(p)[k].bytes(), [&](int64_t begin, int64_t end) {
-          std::memcpy(from(p)[k].data + begin, places[k] + begin, end - begin);
+          copy_bytes(from(p)[k].data + begin, places[k] + begin, end - begin,
+                     all_bytes >= kStreamBytes);
         });
     say_done(p);
   }
