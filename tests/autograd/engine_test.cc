@@ -274,7 +274,7 @@ TEST(Engine, GradientsOfCustomFunctionsAreFittedToTheirInputs) {
     return x.grad();
   };
   EXPECT_EQ(values(give(full({4, 2, 3}, 1))), std::vector<double>(6, 4));
-  EXPECT_EQ(give(full({2, 3}, 1, kFloat64)).dtype(), kFloat32);
+  EXPECT_EQ(give(full({2, 3}, 1, kFloat32)).dtype(), kFloat64);
   for (const Dims& wrong : {Dims{}, Dims{3}, Dims{1, 3}, Dims{3, 2}, Dims{2, 3, 1}, Dims{4, 2, 1}})
     EXPECT_SAYS(give(full(wrong, 1)), "[mine] its backward returned a gradient of shape");
   EXPECT_FALSE(x.grad().defined());
