@@ -393,12 +393,16 @@ void Run::run_task(Task& task) {
   }
   g.clear();
   if (!retain_) n.release(), n.set_released();
+  const auto is_delivered = [&](size_t i) {
+    return any && handed[i].defined() && out[i].defined() && out[i].is_same(handed[i]);
+  };
+  for (size_t i = 0; i < to.size(); ++i)  // all, before one is added to anything
+    if (to[i] && out[i].defined() && !is_delivered(i))
+      out[i] = fitted(n, i, to[i], std::move(out[i]));
   for (size_t i = 0; i < to.size(); ++i) {
     if (!to[i]) continue;
-    const bool delivered =
-        any && handed[i].defined() && out[i].defined() && out[i].is_same(handed[i]);
-    if (!delivered)
-      deliver(to[i], out[i].defined() ? fitted(n, i, to[i], std::move(out[i])) : Tensor());
+    if (!is_delivered(i))
+      deliver(to[i], std::move(out[i]));
     else if (!outer)
       count_down(*to[i].leaf);
     out[i] = {};

@@ -123,7 +123,11 @@ void refuse_placeholder(const char* op, const Tensor& t) {
 // ---- recording
 Tensor apart_from(std::span<const Tensor* const> inputs, const Tensor& y) {
   for (auto* t : inputs)
-    if (y.is_same(*t)) return y.detach();
+    if (y.is_same(*t)) {
+      const Tensor alias = y.detach();
+      alias.impl()->is_view = true;  // a change in place would change the input, too
+      return alias;
+    }
   return y;
 }
 

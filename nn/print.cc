@@ -1,7 +1,9 @@
 #include "nn/print.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 namespace sherd::nn {
 namespace {
@@ -49,18 +51,22 @@ std::string to_string(const Module& module) {
   }
   const std::string own = module.extra_repr();
   std::string inside = own;
-  if (!lines.empty()) inside = (own.empty() ? "" : "\n  " + indented(own)) + lines + "\n";
+  if (!lines.empty() || own.find('\n') != own.npos)
+    inside = (own.empty() ? "" : "\n  " + indented(own)) + lines + "\n";
   return short_name(module.type_name()) + "(" + inside + ")";
 }
 
 std::string repr(double number) {
-  char text[32];
-  for (int digits = 1; digits <= 17; ++digits) {
-    std::snprintf(text, sizeof text, "%.*g", digits, number);
-    if (std::strtod(text, nullptr) == number) break;
-  }
-  const std::string result = text;
-  return result.find_first_of(".en") == std::string::npos ? result + ".0" : result;
+  char text[40];
+  int digits = 0;  // after the first one: as few as give the number back
+  do std::snprintf(text, sizeof text, "%.*e", digits, number);
+  while (std::strtod(text, nullptr) != number && ++digits < 17);
+  const char* exponent_at = std::strchr(text, 'e');
+  if (!exponent_at) return text;  // inf, nan
+  const int exponent = std::atoi(exponent_at + 1);
+  if (exponent < -4 || exponent >= 16) return text;
+  std::snprintf(text, sizeof text, "%.*f", std::max(1, digits - exponent), number);
+  return text;
 }
 
 }  // namespace sherd::nn

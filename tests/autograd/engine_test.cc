@@ -278,10 +278,19 @@ TEST(Engine, GradientsOfCustomFunctionsAreFittedToTheirInputs) {
   for (const Dims& wrong : {Dims{}, Dims{3}, Dims{1, 3}, Dims{3, 2}, Dims{2, 3, 1}, Dims{4, 2, 1}})
     EXPECT_SAYS(give(full(wrong, 1)), "[mine] its backward returned a gradient of shape");
   EXPECT_FALSE(x.grad().defined());
+  // Nothing of a node that is refused arrives.
+  const Tensor good = leaf({1});
+  auto both = record<2>("mine", zeros({1}), {&good, &x}, [](const Tensor& g, Needs) {
+    return std::array{g, full({5}, 1)};
+  });
+  EXPECT_SAYS(both.backward(), "for input 1 of shape [2, 3]");
+  EXPECT_FALSE(good.grad().defined());
 }
 
 TEST(Engine, CustomFunctionsMayReturnTheirInput) {
   const Tensor x = leaf({2});
+  Tensor alias = record<1>("same", x, {&x}, [](const Tensor& g, Needs) { return std::array{g}; });
+  EXPECT_SAYS(alias.mul_(3), "[mul_]");
   auto twice = [](const Tensor& t) {
     return record<1>("twice", t, {&t}, [](const Tensor& g, Needs) { return std::array{g * 2}; });
   };

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <sstream>
 
 #include "nn/nn.h"
@@ -93,6 +94,12 @@ TEST(Print, NumbersArePythons) {
   EXPECT_EQ(nn::repr(0.0001), "0.0001");
   EXPECT_EQ(nn::repr(1e-12), "1e-12");
   EXPECT_EQ(nn::repr(0.0), "0.0");
+  EXPECT_EQ(nn::repr(10.0), "10.0");
+  EXPECT_EQ(nn::repr(-150.25), "-150.25");
+  EXPECT_EQ(nn::repr(123456789.0), "123456789.0");
+  EXPECT_EQ(nn::repr(1e15), "1000000000000000.0");
+  EXPECT_EQ(nn::repr(1e16), "1e+16");
+  EXPECT_EQ(nn::repr(INFINITY), "inf");
 }
 
 }  // namespace
