@@ -164,13 +164,15 @@ void copy_as(const char* name, Tensor& to, const Tensor& from) {
   autograd::check_in_place(name, to, from.requires_grad() && is_float(to.dtype()));
   copy_raw(to, from);
   to.bump_version();
-  const Tensor y = record<2>(name, to.detach(), {&to, &from}, [](const Tensor& g, Needs needs) {
+  const Tensor* const inputs[] = {&to, &from};
+  auto gradients = [](const Tensor& g, Needs needs) {
     std::array<Tensor, 2> r;  // what was there gets a gradient of 0
     if (needs[0]) r[0] = zeros(g.sizes(), g.dtype(), g.device());
     if (needs[1]) r[1] = g;
     return r;
-  });
-  if (y.requires_grad()) autograd::set_history(to, autograd::meta_of(y)->grad_fn);
+  };
+  if (Ref<autograd::Node> node = autograd::node_for(name, to, inputs, gradients, true))
+    autograd::set_history(to, std::move(node));
 }
 }  // namespace
 

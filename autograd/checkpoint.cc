@@ -164,7 +164,7 @@ std::vector<Tensor> checkpoint(const TensorFunction& f, const std::vector<Tensor
   for (size_t k = 0; k < outputs.size(); ++k) {
     if (!is_float(outputs[k].dtype())) continue;
     for (auto& t : inputs)
-      if (outputs[k].is_same(t)) outputs[k] = outputs[k].detach();
+      if (outputs[k].is_same(t)) outputs[k] = alias_of_input(t);
     if (meta_of(outputs[k])) outputs[k] = outputs[k].detach();
     set_history(outputs[k], node, int(k));
   }

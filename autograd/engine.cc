@@ -55,6 +55,9 @@ Tensor fitted(const Node& n, size_t i, const Edge& input, Tensor g) {
            " of shape ", input.sizes, ": it must have that shape, or one that it broadcasts to");
     g = sum_to(g, input.sizes);
   }
+  if (g.device() != input.device)
+    fail("[", n.op(), "] its backward returned a gradient on ", g.device(), " for input ", i,
+         ", which is on ", input.device);
   return g.dtype() == input.dtype ? g : g.to(input.dtype);
 }
 

@@ -1,5 +1,7 @@
 #include "autograd/node.h"
 
+#include <algorithm>
+
 #include "autograd/checkpoint_tracker.h"
 #include "autograd/record.h"
 
@@ -79,7 +81,7 @@ Edge::Edge(const Tensor& t) {
     leaf = Ref<AutogradMeta>(const_cast<AutogradMeta*>(m));
   else
     return;
-  dtype = t.dtype(), sizes = t.sizes();
+  dtype = t.dtype(), device = t.device(), sizes = t.sizes();
 }
 Edge::~Edge() {
   if (node) dispose(std::move(node));
@@ -121,23 +123,26 @@ void refuse_placeholder(const char* op, const Tensor& t) {
 }
 
 // ---- recording
-Tensor apart_from(std::span<const Tensor* const> inputs, const Tensor& y) {
-  for (auto* t : inputs)
-    if (y.is_same(*t)) {
-      const Tensor alias = y.detach();
-      alias.impl()->is_view = true;  // a change in place would change the input, too
-      return alias;
-    }
+Tensor alias_of_input(const Tensor& x) {
+  Tensor y = x.detach();
+  y.impl()->is_view = true;
   return y;
+}
+
+Tensor apart_from(std::span<const Tensor* const> inputs, std::span<Edge> edges, const Tensor& y) {
+  const auto is_y = [&](const Tensor* t) { return t->is_same(y); };
+  if (std::ranges::none_of(inputs, is_y)) return y;
+  const Tensor view = y.view(y.sizes());
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (is_y(inputs[i])) edges[i] = Edge(view);
+  return alias_of_input(view);
 }
 
 namespace {
 class ManyNode final : public Node {
  public:
-  ManyNode(const char* op, int outputs, const std::vector<Tensor>& inputs, ManyBackward f)
-      : Node(op, outputs), f_(std::move(f)) {
-    for (auto& t : inputs) edges_.emplace_back(t);
-  }
+  ManyNode(const char* op, int outputs, std::vector<Edge> edges, ManyBackward f)
+      : Node(op, outputs), edges_(std::move(edges)), f_(std::move(f)) {}
   void backward(std::span<const Tensor> g, std::span<Tensor> out) override {
     std::vector<Tensor> r = f_(g, Needs{edges_});
     if (r.size() != edges_.size())
@@ -165,8 +170,9 @@ std::vector<Tensor> record_many(const char* op, std::vector<Tensor> outputs,
     return outputs;
   }
   if (!any) return outputs;
-  for (auto& y : outputs) y = apart_from(all, y);
-  Ref<Node> node(new ManyNode(op, int(outputs.size()), inputs, std::move(f)));
+  std::vector<Edge> edges(inputs.begin(), inputs.end());
+  for (auto& y : outputs) y = apart_from(all, edges, y);
+  Ref<Node> node(new ManyNode(op, int(outputs.size()), std::move(edges), std::move(f)));
   for (size_t k = 0; k < outputs.size(); ++k)
     if (is_float(outputs[k].dtype())) set_history(outputs[k], node, int(k));
   return outputs;

@@ -19,6 +19,7 @@ struct Edge {
   int output = 0;          // of node
   Ref<AutogradMeta> leaf;  // instead of node
   DType dtype = kFloat32;  // of the input, and so of its gradient
+  Device device = kCPU;
   Dims sizes;
 
   Edge() = default;
@@ -42,8 +43,7 @@ class Node : public Counted {
 
   // out[i]: the gradient for edges()[i], undefined where there is none or the edge is empty. The
   // engine converts it to the input's dtype and sums over what was broadcast; Error for another
-  // shape.
-  // gradients[k] is undefined where output k got none (never all of them).
+  // shape or device. gradients[k] is undefined where output k got none (never all of them).
   virtual void backward(std::span<const Tensor> gradients, std::span<Tensor> out) = 0;
   // Frees what was saved for backward. backward() is not called any more.
   virtual void release() {}

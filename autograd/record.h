@@ -54,8 +54,11 @@ class LambdaNode final : public Node {
   std::optional<F> f_;
 };
 
-// y, or an alias of it where it is one of the inputs: that has a history of its own.
-Tensor apart_from(std::span<const Tensor* const> inputs, const Tensor& y);
+// x without its history. In-place changes are refused as those of a view: they would change x.
+Tensor alias_of_input(const Tensor& x);
+// y; or, where it is one of the inputs, an alias for another history, whose edges lead to a view of
+// the input (so that a later change of the input is noticed).
+Tensor apart_from(std::span<const Tensor* const> inputs, std::span<Edge> edges, const Tensor& y);
 
 inline void set_history(const Tensor& y, Ref<Node> node, int output = 0) {
   AutogradMeta& m = make_meta(y);
@@ -63,21 +66,30 @@ inline void set_history(const Tensor& y, Ref<Node> node, int output = 0) {
   m.output = output;
 }
 
-// Hangs a backward on y: f(gradient, needs) returns std::array<Tensor, N>, a gradient an input
-// (undefined: none), of the input's shape or one that it broadcasts to.
+// The node of an operator with the result y; none if nothing is to be recorded. `in_place`: y is the
+// first input, which was changed.
 template <int N, class F>
-Tensor record(const char* op, Tensor y, const Tensor* const (&inputs)[N], F f) {
+Ref<Node> node_for(const char* op, Tensor& y, const Tensor* const (&inputs)[N], F f,
+                   bool in_place) {
   if (!grad_enabled()) {
     track_leaves(inputs);
-    return y;
+    return {};
   }
   for (auto* t : inputs) refuse_placeholder(op, *t);
   std::array<Edge, N> e;
   bool any = false;
   for (int i = 0; i < N; ++i) e[i] = Edge(*inputs[i]), any = any || e[i];
-  if (!any || !is_float(y.dtype())) return y;  // integers stay constants
-  y = apart_from(inputs, y);
-  set_history(y, Ref<Node>(new LambdaNode<F, N>(op, std::move(e), std::move(f))));
+  if (!any || !is_float(y.dtype())) return {};  // integers stay constants
+  if (!in_place) y = apart_from(inputs, e, y);
+  return Ref<Node>(new LambdaNode<F, N>(op, std::move(e), std::move(f)));
+}
+
+// Hangs a backward on y: f(gradient, needs) returns std::array<Tensor, N>, a gradient an input
+// (undefined: none), of the input's shape or one that it broadcasts to.
+template <int N, class F>
+Tensor record(const char* op, Tensor y, const Tensor* const (&inputs)[N], F f) {
+  if (Ref<Node> node = node_for(op, y, inputs, std::move(f), false))
+    set_history(y, std::move(node));
   return y;
 }
 

@@ -12,7 +12,8 @@
 
 namespace sherd::dist {
 
-// Bytes that one rank writes in one exchange, from which on they go past the caches.
+// Bytes that a rank copies out of its peers' tensors in one exchange, or of its own in one part,
+// from which on they go past the caches.
 inline constexpr int64_t kStreamBytes = int64_t(8) << 20;
 
 // The two do not overlap. With `stream`, what was written is there for every thread that learns of

@@ -89,7 +89,7 @@ Conversion to_checkpoint(const Arguments& a) {
   if (const auto steps = dist::checkpoint_steps(a.destination);
       !steps.empty() && steps.back() > a.step)
     fail("destination=", a.destination, " holds ", dist::checkpoint_name(steps.back()),
-         ", from which a run would resume, and not from ", dist::checkpoint_name(a.step),
+         ", and a run resumes from the last one, not from ", dist::checkpoint_name(a.step),
          ": give a larger --step, or another folder");
   return [a] {
     const std::string place = cli::tokenizer_of_run(a.destination);

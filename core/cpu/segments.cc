@@ -1,5 +1,6 @@
 #include "core/cpu/segments.h"
 
+#include <errno.h>
 #include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
 
@@ -114,7 +115,12 @@ Segments::FreePieces::iterator Segments::add_segment(int64_t bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     data = p == MAP_FAILED ? nullptr : static_cast<char*>(p);
   }
-  if (!data) return free_.end();
+  if (!data) {
+    const int reason = errno;
+    segment.clear(), piece.clear(), free.clear();  // which may change it
+    errno = reason;
+    return free_.end();
+  }
   reserved_ += bytes;
   ASAN_POISON_MEMORY_REGION(data, size_t(bytes));
   auto segment_node = segment.extract(segment.begin());

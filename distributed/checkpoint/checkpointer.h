@@ -92,7 +92,7 @@ class Checkpointer {
   // Which must hold that step, where one is given.
   void load(const std::string& path, std::optional<int64_t> step, TrainingState& state,
             const LoadOptions& options);
-  void begin(int64_t step);  // Error if ranks give different ones
+  void begin(int64_t step);  // a save of it; Error if ranks give different ones
   void start(const TrainingState& state, bool async);
   void save_full(const TrainingState& state);
 

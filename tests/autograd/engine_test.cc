@@ -16,7 +16,7 @@
 #include "core/generator.h"
 
 namespace sherd {
-using autograd::Needs, autograd::record, autograd::Saved;
+using autograd::Needs, autograd::record;
 namespace {
 
 std::vector<double> values(const Tensor& t) {
@@ -243,68 +243,6 @@ TEST(Engine, SecondDerivative) {
   const Tensor x = leaf({1});
   const Tensor first = grad({x * x * x}, {x}, {ones({1}, kFloat64)}, {.create_graph = true})[0];
   EXPECT_EQ(values(grad({first.sum()}, {x})[0]), (std::vector<double>{12}));
-}
-
-TEST(Engine, CustomFunctionIsALambda) {
-  auto cube = [](const Tensor& x) {
-    Tensor y;
-    {
-      NoGrad off;
-      y = x * x * x;
-    }
-    return record<1>("cube", y, {&x}, [x = Saved(x)](const Tensor& g, Needs) {
-      return std::array{3 * g * x.get() * x.get()};
-    });
-  };
-  const TensorsFunction f = [&](const std::vector<Tensor>& in) {
-    return std::vector<Tensor>{cube(in[0])};
-  };
-  gradcheck(f, {full({3}, 1.5, kFloat64)});
-  gradgradcheck(f, {full({3}, 1.5, kFloat64)});
-}
-
-TEST(Engine, GradientsOfCustomFunctionsAreFittedToTheirInputs) {
-  const Tensor x = leaf({2, 3});
-  auto give = [&](Tensor gradient) {
-    x.set_grad({});
-    record<1>("mine", zeros({2, 3}), {&x},
-              [gradient](const Tensor&, Needs) { return std::array{gradient}; })
-        .sum()
-        .backward();
-    return x.grad();
-  };
-  EXPECT_EQ(values(give(full({4, 2, 3}, 1))), std::vector<double>(6, 4));
-  EXPECT_EQ(give(full({2, 3}, 1, kFloat32)).dtype(), kFloat64);
-  for (const Dims& wrong : {Dims{}, Dims{3}, Dims{1, 3}, Dims{3, 2}, Dims{2, 3, 1}, Dims{4, 2, 1}})
-    EXPECT_SAYS(give(full(wrong, 1)), "[mine] its backward returned a gradient of shape");
-  EXPECT_FALSE(x.grad().defined());
-  // Nothing of a node that is refused arrives.
-  const Tensor good = leaf({1});
-  auto both = record<2>("mine", zeros({1}), {&good, &x}, [](const Tensor& g, Needs) {
-    return std::array{g, full({5}, 1)};
-  });
-  EXPECT_SAYS(both.backward(), "for input 1 of shape [2, 3]");
-  EXPECT_FALSE(good.grad().defined());
-}
-
-TEST(Engine, CustomFunctionsMayReturnTheirInput) {
-  const Tensor x = leaf({2});
-  Tensor alias = record<1>("same", x, {&x}, [](const Tensor& g, Needs) { return std::array{g}; });
-  EXPECT_SAYS(alias.mul_(3), "[mul_]");
-  auto twice = [](const Tensor& t) {
-    return record<1>("twice", t, {&t}, [](const Tensor& g, Needs) { return std::array{g * 2}; });
-  };
-  const Tensor y = twice(twice(x));
-  EXPECT_TRUE(x.is_leaf());
-  EXPECT_EQ(y.storage().get(), x.storage().get());
-  (y + x).sum().backward();
-  EXPECT_EQ(values(x.grad()), (std::vector<double>{5, 5}));
-  const std::vector<Tensor> both = autograd::record_many(
-      "both", {x, x * 1}, {x},
-      [](std::span<const Tensor> g, Needs) { return std::vector<Tensor>{g[0] * 3 + g[1]}; });
-  x.set_grad({});
-  (both[0] + both[1]).sum().backward();
-  EXPECT_EQ(values(x.grad()), (std::vector<double>{4, 4}));
 }
 
 TEST(Engine, GradcheckFindsAWrongDerivative) {

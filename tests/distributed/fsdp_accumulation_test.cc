@@ -2,36 +2,10 @@
 // of the traps.
 #include "autograd/grad_mode.h"
 #include "core/generator.h"
-#include "tests/distributed/scenario.h"
+#include "tests/distributed/towers.h"
 
 namespace sherd::scenario {
 namespace {
-
-// Linear(d, d) and three Mlp(d).
-class Towers : public nn::Module {
- public:
-  explicit Towers(int64_t dim)
-      : in(add<nn::Linear>("in", dim, dim)), mlps(add<nn::ModuleList<Mlp>>("mlps")) {
-    for (int i = 0; i < 3; ++i) mlps->append(dim);
-  }
-  Tensor forward(const Tensor& x) {
-    Tensor h = in(x);
-    for (auto& m : *mlps) h = h + m(h);
-    return h;
-  }
-  nn::Child<nn::Linear> in;
-  nn::Child<nn::ModuleList<Mlp>> mlps;
-};
-Scenario towers(int64_t dim, int64_t batch) {
-  return {.make = [=] {
-    return instance(std::make_shared<Towers>(dim), [=](Towers& m, int rank, int step) {
-      return nn::call(m, random_input({batch, dim}, rank, step)).sum();
-    });
-  }};
-}
-FsdpOptions mlp_units(ShardingStrategy s = ShardingStrategy::kFullShard) {
-  return {.auto_wrap_policy = module_wrap_policy<Mlp>(), .sharding_strategy = s};
-}
 
 // Micro-batches, synced or not, in a pattern.
 Scenario pattern(const std::vector<bool>& synced) {

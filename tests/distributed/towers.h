@@ -1,4 +1,4 @@
-// Towers: a small model of equal blocks, for fsdp_units_test.cc and fsdp_ignored_test.cc.
+// Towers: a small model of equal blocks, for several of FSDP's tests.
 #pragma once
 #include "tests/distributed/scenario.h"
 
@@ -19,10 +19,10 @@ class Towers : public nn::Module {
   nn::Child<nn::Linear> in;
   nn::Child<nn::ModuleList<Mlp>> mlps;
 };
-inline Scenario towers(int64_t dim = 8) {
+inline Scenario towers(int64_t dim = 8, int64_t batch = 2) {
   return {.make = [=] {
     return instance(std::make_shared<Towers>(dim), [=](Towers& m, int rank, int step) {
-      return nn::call(m, random_input({2, dim}, rank, step)).sum();
+      return nn::call(m, random_input({batch, dim}, rank, step)).sum();
     });
   }};
 }

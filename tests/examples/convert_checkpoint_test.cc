@@ -51,7 +51,7 @@ TEST_F(ConvertCheckpoint, ThereAndBack) {
     EXPECT_TRUE(fs::is_regular_file(at(name))) << name;
   // A run's folder stands for its last checkpoint; one that is made becomes that.
   expect_refused({kModel, at("run"), "--step=2"}, "give a larger --step, or another folder");
-  expect_refused({kModel, at("run")}, "holds step-000003, from which a run would resume");
+  expect_refused({kModel, at("run")}, "holds step-000003, and a run resumes from the last one");
   const Result last = convert({at("run"), at("last.safetensors")});
   ASSERT_EQ(last.exit_code, 0) << last.err;
   EXPECT_NE(last.out.find("from " + checkpoint), std::string::npos) << last.out;
