@@ -50,6 +50,17 @@ class Exchange {
     for (const Part& p : parts) n += p.numel;
     return n;
   }
+  static int64_t total_bytes(const Parts& parts) {
+    int64_t n = 0;
+    for (const Part& p : parts) n += p.bytes();
+    return n;
+  }
+  // What rank r has of each, where each is cut.
+  static Parts cut(const Parts& parts, int r, int size) {
+    Parts cuts;
+    for (const Part& p : parts) cuts.push_back(p.cut(r, size));
+    return cuts;
+  }
 
   virtual ~Exchange() = default;
 
@@ -66,7 +77,7 @@ class Exchange {
   // All ranks get the root's part.
   virtual void broadcast(const Part& part, int root) = 0;
   // All ranks get the tree over all ranks' parts, in place.
-  virtual void all_reduce(const Part& part, ReduceOp op) = 0;
+  virtual void all_reduce(const Parts& parts, ReduceOp op) = 0;
   // Returns when no peer reads or writes this collective's tensors any more.
   virtual void end() = 0;
 
@@ -79,7 +90,8 @@ class Exchange {
 
   // Keeps a tensor or buffer of this collective until end(), or until drop() after a failure.
   void hold(Ref<Storage> storage) { held_.push_back(std::move(storage)); }
-  // Forgets what a failed collective left. The mesh must be closed.
+  // Forgets what a failed collective left. The mesh must be closed, and the collective's tensors
+  // still be there; afterwards no peer writes into them.
   virtual void drop() { held_.clear(); }
 
  private:

@@ -129,7 +129,7 @@ class HostsExchange : public Exchange {
     flat([&] { flat_.reduce(out, mine, to, op); });
   }
   void broadcast(const Part& part, int root) override;
-  void all_reduce(const Part& part, ReduceOp op) override;
+  void all_reduce(const Parts& parts, ReduceOp op) override;
 
   void end() override {
     within([&] { within_->end(); });
@@ -275,18 +275,18 @@ void HostsExchange::scatter_sums(const PartsOfRanks& out, const Parts& mine, con
   across([&] { across_.reduce(to_hosts, to, to, op); });
 }
 
-void HostsExchange::all_reduce(const Part& part, ReduceOp op) {
-  if (part.bytes() <= kWhole) {
-    within([&] { within_->all_reduce(part, partial(op)); });
-    across([&] { across_.all_reduce(part, op); });
+void HostsExchange::all_reduce(const Parts& parts, ReduceOp op) {
+  if (total_bytes(parts) <= kWhole) {
+    within([&] { within_->all_reduce(parts, partial(op)); });
+    across([&] { across_.all_reduce(parts, op); });
     return;
   }
-  const Part mine = part.cut(number_, width_);
   PartsOfRanks out(width_), in(width_);
-  for (int i = 0; i < width_; ++i) out[i] = {part.cut(i, width_)};
-  within([&] { within_->reduce(out, {mine}, {mine}, partial(op)); });
+  for (int i = 0; i < width_; ++i) out[i] = cut(parts, i, width_);
+  const Parts mine = out[number_];
+  within([&] { within_->reduce(out, mine, mine, partial(op)); });
   across([&] { across_.all_reduce(mine, op); });
-  for (int i = 0; i < width_; ++i) in[i] = std::exchange(out[i], {mine});
+  for (int i = 0; i < width_; ++i) in[i] = std::exchange(out[i], mine);
   within([&] { within_->transfer(out, in); });
 }
 

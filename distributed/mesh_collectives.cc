@@ -156,7 +156,7 @@ Work MeshProcessGroup::all_reduce(const Tensor& x, ReduceOp op, Options options)
   return issue(paying(reducing(tag, op), x.nbytes()), everyone(), options,
                [=, this](Exchange& exchange) {
                  const Output output(x, exchange, true);
-                 exchange.all_reduce(output.part(), op);
+                 exchange.all_reduce({output.part()}, op);
                  output.finish();
                });
 }
@@ -177,16 +177,12 @@ Work MeshProcessGroup::all_reduce_coalesced(const std::vector<Tensor>& tensors, 
   return issue(paying(reducing(tag, op), bytes_of(tensors)), everyone(), options,
                [=, this](Exchange& exchange) {
                  std::vector<Output> outputs;
-                 PartsOfRanks out(size()), in(size());
+                 Exchange::Parts parts;
                  for (const auto& x : tensors) {
                    outputs.emplace_back(x, exchange, true);
-                   const Part whole = outputs.back().part();
-                   for (int r = 0; r < size(); ++r) out[r].push_back(whole.cut(r, size()));
+                   parts.push_back(outputs.back().part());
                  }
-                 const Parts mine = out[rank_];
-                 exchange.reduce(out, mine, mine, op);
-                 for (int r = 0; r < size(); ++r) in[r] = std::exchange(out[r], mine);
-                 exchange.transfer(out, in);
+                 exchange.all_reduce(parts, op);
                  for (const Output& o : outputs) o.finish();
                });
 }

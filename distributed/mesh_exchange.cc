@@ -240,17 +240,17 @@ void MeshExchange::broadcast(const Part& part, int root) {
   transfer(out, in);
 }
 
-void MeshExchange::all_reduce(const Part& part, ReduceOp op) {
+void MeshExchange::all_reduce(const Parts& parts, ReduceOp op) {
   PartsOfRanks out(size_), in(size_);
-  if (part.bytes() <= kEagerBytes) {  // each rank sums all of it
-    for (auto& o : out) o = {part};
-    reduce(out, {part}, {part}, op);
+  if (total_bytes(parts) <= kEagerBytes) {  // each rank sums all of it
+    for (auto& o : out) o = parts;
+    reduce(out, parts, parts, op);
     return;
   }
-  const Part mine = part.cut(rank_, size_);
-  for (int r = 0; r < size_; ++r) out[r] = {part.cut(r, size_)};
-  reduce(out, {mine}, {mine}, op);
-  for (int r = 0; r < size_; ++r) in[r] = std::exchange(out[r], {mine});
+  for (int r = 0; r < size_; ++r) out[r] = cut(parts, r, size_);
+  const Parts mine = out[rank_];
+  reduce(out, mine, mine, op);
+  for (int r = 0; r < size_; ++r) in[r] = std::exchange(out[r], mine);
   transfer(out, in);
 }
 

@@ -32,7 +32,7 @@ class MeshExchange : public Exchange {
   void transfer(const PartsOfRanks& out, const PartsOfRanks& in) override;
   void reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) override;
   void broadcast(const Part& part, int root) override;
-  void all_reduce(const Part& part, ReduceOp op) override;
+  void all_reduce(const Parts& parts, ReduceOp op) override;
   void end() override;
   void say_goodbye(uint64_t sequence, TimePoint deadline) override;
   void await_goodbyes() override;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -14,6 +15,10 @@
 #include <string>
 
 #include "core/error.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // since Linux 6.1, and in headers later
+#endif
 
 namespace sherd::dist {
 
@@ -56,17 +61,57 @@ int64_t available_bytes(int64_t enough) {
   return bytes;
 }
 
-// False, with errno: the system has not so many pages. Asked before, for the kernel would look for
-// them until it kills processes.
-bool reserve(int file, int64_t offset, int64_t bytes) {
-  if (bytes > available_bytes(bytes)) {
-    errno = ENOMEM;
-    return false;
+int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Maps bytes of a file, at a multiple of kHugePage; null, with errno, if that can't be.
+char* map(int file, int64_t offset, int64_t bytes) {
+  // Room for it at any address, of which the rest goes.
+  const int64_t room = bytes + kHugePage;
+  void* p = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return nullptr;
+  char* const begin = static_cast<char*>(p);
+  char* const data = begin + (-reinterpret_cast<uintptr_t>(begin) & (kHugePage - 1));
+  if (mmap(data, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, offset) ==
+      MAP_FAILED) {
+    const int reason = errno;
+    munmap(begin, room);
+    errno = reason;
+    return nullptr;
   }
+  if (data > begin) munmap(begin, data - begin);
+  char* const end = data + round_up(bytes, page_bytes());
+  if (end < begin + room) munmap(end, begin + room - end);
+  // A forked child would write into its parent's tensors: it has none of them instead.
+  madvise(data, bytes, MADV_DONTFORK);
+  return data;
+}
+
+bool allocate_pages(int file, int64_t offset, int64_t bytes) {
   int rc;
   do rc = fallocate(file, 0, offset, bytes);
   while (rc != 0 && errno == EINTR);
   return rc == 0;
+}
+
+// Pages for what is mapped at `data`. False, with errno: the system has not so many. Asked before,
+// for the kernel would look for them until it kills processes.
+bool reserve(int file, int64_t offset, char* data, int64_t bytes) {
+  if (bytes > available_bytes(bytes)) {
+    errno = ENOMEM;
+    return false;
+  }
+  // A huge page takes the place of one that is there and of holes, which costs a tenth of as many
+  // small ones. The system's defaults give shared memory none by itself, and refuse none. Where
+  // free memory lies in splinters, the kernel would move what is in the way, as long as it takes.
+  constexpr std::chrono::milliseconds kLongest{20};
+  for (int64_t at = 0; at + kHugePage <= bytes; at += kHugePage) {
+    const auto start = std::chrono::steady_clock::now();
+    if (!allocate_pages(file, offset + at, page_bytes()) ||
+        madvise(data + at, kHugePage, MADV_COLLAPSE) != 0 ||
+        std::chrono::steady_clock::now() - start > kLongest)
+      break;
+  }
+  return allocate_pages(file, offset, bytes);
 }
 
 // The pages go now, although the file and the peers' mappings stay.
@@ -91,31 +136,29 @@ Arena::~Arena() {
 }
 
 char* Arena::take(int64_t bytes) {
-  bytes = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  bytes = round_up(bytes, page_bytes());
+  const int64_t room = round_up(bytes, kHugePage);
   int64_t offset;
   {
     std::lock_guard lock(mutex_);
     offset = end_;
-    end_ += bytes;
+    end_ += room;
   }
   // Without the lock, for it takes its time: a block's offset is nobody else's, ever.
-  if (!reserve(file_.fd(), offset, bytes)) {
-    std::lock_guard lock(mutex_);
-    if (end_ == offset + bytes) end_ = offset;  // the largest offset is as far as files go
-    return nullptr;
-  }
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(), offset);
-  if (p == MAP_FAILED) {
+  char* data = map(file_.fd(), offset, bytes);
+  if (data && !reserve(file_.fd(), offset, data, bytes)) {
     const int reason = errno;
+    munmap(data, bytes);
     release(file_.fd(), offset, bytes);
     errno = reason;
-    return nullptr;
+    data = nullptr;
   }
-  // A forked child would write into its parent's tensors: it has none of them instead.
-  madvise(p, bytes, MADV_DONTFORK);
   std::lock_guard lock(mutex_);
-  blocks_[static_cast<char*>(p)] = {offset, bytes};
-  return static_cast<char*>(p);
+  if (data)
+    blocks_[data] = {offset, bytes, {}};
+  else if (end_ == offset + room)
+    end_ = offset;  // the largest offset is as far as files go
+  return data;
 }
 
 void Arena::give_back(char* data, int64_t) {
@@ -130,6 +173,24 @@ void Arena::give_back(char* data, int64_t) {
   release(file_.fd(), block.offset, block.bytes);
 }
 
+void Arena::detach(char* data, int64_t bytes) {
+  const auto page = page_bytes();
+  if (bytes == 0) return;
+  char* const begin = data - uintptr_t(data) % page;
+  const int64_t size = round_up(data + bytes - begin, page);
+  std::lock_guard lock(mutex_);
+  void* own = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (own != MAP_FAILED) {
+    std::memcpy(own, begin, size);
+    if (mremap(own, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, begin) != MAP_FAILED) {
+      std::prev(blocks_.upper_bound(data))->second.detached[begin] = begin + size;
+      return;
+    }
+  }
+  std::fprintf(stderr, "[shm] a peer may still write into %lld bytes of a failed collective: %s\n",
+               static_cast<long long>(bytes), std::strerror(errno));
+}
+
 Place Arena::find(const char* data, int64_t bytes) const {
   std::shared_lock lock(mutex_);
   auto it = blocks_.upper_bound(data);
@@ -137,14 +198,21 @@ Place Arena::find(const char* data, int64_t bytes) const {
   --it;
   const int64_t at = data - it->first;
   if (at >= it->second.bytes || at + bytes > it->second.bytes) return {};
+  for (const auto& [begin, end] : it->second.detached)
+    if (data < end && begin < data + bytes) return {};
   return {it->second.offset, it->second.bytes, at};
 }
 
 ArenaView::~ArenaView() {
-  for (const auto& [offset, mapping] : mappings_) munmap(mapping.data, mapping.bytes);
+  for (const auto& [offset, mapping] : mappings_) unmap(mapping);
 }
 
-char* ArenaView::at(const Place& place, int64_t bytes, bool writable) {
+void ArenaView::unmap(const Mapping& mapping) {
+  if (pages_) pages_->remove(mapping.data);
+  munmap(mapping.data, mapping.bytes);
+}
+
+char* ArenaView::at(const Place& place, int64_t bytes, bool stays) {
   std::lock_guard lock(mutex_);
   auto it = mappings_.find(place.block);
   if (it == mappings_.end()) {
@@ -152,13 +220,11 @@ char* ArenaView::at(const Place& place, int64_t bytes, bool writable) {
     if (fstat(file_.fd(), &s) != 0 || place.block < 0 || place.block % page_bytes() != 0 ||
         place.block_bytes <= 0 || place.block_bytes > s.st_size - place.block)
       fail("[shm] a peer's memory has no block of ", place.block_bytes, " bytes at ", place.block);
-    void* p = mmap(nullptr, place.block_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                   MAP_SHARED, file_.fd(), place.block);
-    if (p == MAP_FAILED)
+    char* const data = map(file_.fd(), place.block, place.block_bytes);
+    if (!data)
       fail("[shm] cannot map ", place.block_bytes, " bytes of a peer: ", std::strerror(errno));
-    madvise(p, place.block_bytes, MADV_DONTFORK);
-    it = mappings_.emplace(place.block, Mapping{static_cast<char*>(p), place.block_bytes, writable})
-             .first;
+    it = mappings_.emplace(place.block, Mapping{data, place.block_bytes, stays}).first;
+    if (pages_) pages_->add(it->second.data, it->second.bytes);
     ++mapped_;
   }
   if (place.offset < 0 || bytes < 0 || place.offset > it->second.bytes - bytes)
@@ -171,16 +237,16 @@ void ArenaView::forget(const Place& place) {
   std::lock_guard lock(mutex_);
   const auto it = mappings_.find(place.block);
   if (it == mappings_.end()) return;
-  munmap(it->second.data, it->second.bytes);
+  unmap(it->second);
   mappings_.erase(it);
   --mapped_;
 }
 
-void ArenaView::forget_read_only() {
+void ArenaView::forget_most() {
   std::lock_guard lock(mutex_);
-  mapped_ -= int64_t(std::erase_if(mappings_, [](const auto& entry) {
-    if (entry.second.writable) return false;
-    munmap(entry.second.data, entry.second.bytes);
+  mapped_ -= int64_t(std::erase_if(mappings_, [this](const auto& entry) {
+    if (entry.second.stays) return false;
+    unmap(entry.second);
     return true;
   }));
 }

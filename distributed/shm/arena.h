@@ -18,10 +18,14 @@
 
 #include "core/block_source.h"
 #include "distributed/fd.h"
+#include "distributed/shm/peer_pages.h"
 
 namespace sherd::dist {
 
 int64_t page_bytes();  // of the system
+// What one entry of a higher page table maps, on x86-64. Blocks lie at multiples of it in the file
+// and are mapped at such, so that pages of this size can serve them.
+inline constexpr int64_t kHugePage = int64_t(2) << 20;
 
 // Where bytes lie in a rank's arena. Plain bytes: it travels as it is.
 struct Place {
@@ -36,17 +40,23 @@ class Arena : public BlockSource {
   ~Arena() override;
 
   // All zero. The pages are there then, not only promised: where memory runs out this returns null,
-  // and no later write is a SIGBUS.
+  // and no later write is a SIGBUS. As many of them as the system has are huge ones.
   char* take(int64_t bytes) override;
   void give_back(char* data, int64_t bytes) override;
 
-  // All of [data, data + bytes), which lies in one block; block is -1 if it doesn't.
+  // These bytes of a block, with the rest of their pages, go on in pages that no peer sees: what
+  // peers write from now on is lost. Nobody else may use them meanwhile.
+  void detach(char* data, int64_t bytes);
+
+  // All of [data, data + bytes), which lies in one block, and is not detached; block is -1 if it
+  // doesn't.
   Place find(const char* data, int64_t bytes) const;
   int fd() const { return file_.fd(); }
 
  private:
   struct Block {
     int64_t offset, bytes;
+    std::map<char*, char*> detached;  // from begin to end
   };
   Fd file_;
   mutable std::shared_mutex mutex_;
@@ -58,22 +68,26 @@ class Arena : public BlockSource {
 // go: the peer may have given them back since, but only whoever reads knows when nobody does.
 class ArenaView {
  public:
-  explicit ArenaView(Fd file) : file_(std::move(file)) {}
+  // `pages`: is told of all blocks.
+  explicit ArenaView(Fd file, PeerPages* pages = nullptr) : file_(std::move(file)), pages_(pages) {}
   ~ArenaView();
   // The bytes at `place`, of which there must be `bytes`. Error if the file has no such place.
-  // `writable` where a block is first asked for decides for good.
-  char* at(const Place& place, int64_t bytes, bool writable = false);
+  // `stays` where a block is first asked for decides for good.
+  char* at(const Place& place, int64_t bytes, bool stays = false);
   void forget(const Place& place);            // unmaps its block
-  void forget_read_only();                    // unmaps all blocks that are not writable
+  void forget_most();                         // unmaps all blocks that do not stay
   int64_t mapped() const { return mapped_; }  // blocks
 
  private:
   struct Mapping {
     char* data;
     int64_t bytes;
-    bool writable;
+    bool stays;
   };
+  void unmap(const Mapping& mapping);
+
   Fd file_;
+  PeerPages* pages_;
   std::mutex mutex_;
   std::map<int64_t, Mapping> mappings_;  // by the block's offset
   std::atomic<int64_t> mapped_ = 0;

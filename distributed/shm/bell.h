@@ -7,8 +7,12 @@
 // and waking a thread takes tens of them, and then sleeps on a futex that any process may wake.
 // Looking takes a core from whoever computes, so it is given up where it does not help: after a
 // look in vain the next waits sleep at once, 1 of them, then 2, 4, up to 16, until a look is in
-// time again. A bell says which peer is waited for, and the others' news make no system call.
+// time again. From its first microseconds on, or from the start where there are more ranks than
+// cores, a look leaves the core to whoever else can run, which may be who is waited for. A bell says
+// which peer that is, and the others' news make no system call.
 #pragma once
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -41,6 +45,9 @@ inline void relax_processor() {
 
 class Patience {  // of one waiting thread
  public:
+  // `crowded`: there are more ranks on this host than cores.
+  explicit Patience(bool crowded = false) : alone_(crowded ? 0 : 10) {}
+
   // Sleeps until `ready()`; false once the deadline has passed. `peer` -1: any peer's news.
   template <class F>
   bool wait(Bell& bell, int peer, TimePoint deadline, const F& ready) {
@@ -69,21 +76,25 @@ class Patience {  // of one waiting thread
       --to_skip_;
       return false;
     }
-    const auto end = Clock::now() + kLook;
-    do {
-      for (int i = 0; i < 8; ++i) relax_processor();
+    const auto start = Clock::now();
+    for (auto now = start; now < start + kLook; now = Clock::now()) {
+      if (now < start + alone_)
+        for (int i = 0; i < 8; ++i) relax_processor();
+      else
+        sched_yield();
       if (ready()) {
         skipped_ = 0;
         return true;
       }
-    } while (Clock::now() < end);
+    }
     to_skip_ = skipped_ = std::clamp(2 * skipped_, 1, kMostSkipped);
     return false;
   }
   static bool sleep(Bell& bell, uint32_t seen, TimePoint deadline);  // false: too late
 
-  int skipped_ = 0;  // waits after the last look, which was in vain
-  int to_skip_ = 0;  // and those to come
+  const std::chrono::microseconds alone_;  // so long a look keeps its core
+  int skipped_ = 0;                        // waits after the last look, which was in vain
+  int to_skip_ = 0;                        // and those to come
 };
 
 }  // namespace sherd::dist

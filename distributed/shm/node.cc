@@ -222,7 +222,7 @@ void Node::connect(const std::vector<Announcement>& all, const Socket& listener,
     if (!file || all[rank_].token != hello.token || !has(hello.rank) || hello.rank <= rank_ ||
         peers_.count(hello.rank) || !send_hello(s, {{}, rank_}, fd))
       continue;  // a stranger
-    peers_[hello.rank] = std::make_unique<Peer>(std::move(s), std::move(file));
+    peers_[hello.rank] = std::make_unique<Peer>(std::move(s), std::move(file), &pages_);
   }
   for (auto& [r, s] : below) {
     Hello hello;
@@ -230,7 +230,7 @@ void Node::connect(const std::vector<Announcement>& all, const Socket& listener,
     if (!file || hello.rank != r)
       fail("[shm] rank ", rank_, " waited ", timeout.count(),
            " ms for the others to come: missing are ranks ", r);
-    peers_[r] = std::make_unique<Peer>(std::move(s), std::move(file));
+    peers_[r] = std::make_unique<Peer>(std::move(s), std::move(file), &pages_);
   }
 }
 
@@ -279,8 +279,8 @@ bool Node::share_memory(const std::vector<int>& ranks) const {
   });
 }
 
-char* Node::at(int rank, const Place& place, int64_t bytes, bool writable) {
-  return peers_.at(rank)->view.at(place, bytes, writable);
+char* Node::at(int rank, const Place& place, int64_t bytes, bool stays) {
+  return peers_.at(rank)->view.at(place, bytes, stays);
 }
 
 void Node::forget(int rank, const Place& place) { peers_.at(rank)->view.forget(place); }
@@ -291,7 +291,7 @@ void Node::trim() {
   for (auto& [rank, peer] : peers_) mapped += peer->view.mapped();
   if (mapped <= kMost) return;
   if (std::unique_lock alone(reads_, std::try_to_lock); alone)
-    for (auto& [rank, peer] : peers_) peer->view.forget_read_only();
+    for (auto& [rank, peer] : peers_) peer->view.forget_most();
 }
 
 bool Node::is_lost(int rank) const { return peers_.at(rank)->lost; }

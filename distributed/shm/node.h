@@ -55,10 +55,11 @@ class Node {
   const std::string& why_not() const { return why_not_; }
 
   Arena& arena() const { return *arena_; }
-  // See ArenaView::at. `rank` is another rank of the node. What is not writable must be read under
+  // See ArenaView::at. `rank` is another rank of the node. What does not stay must be used under
   // reading(), for trim() may unmap it.
-  char* at(int rank, const Place& place, int64_t bytes, bool writable = false);
+  char* at(int rank, const Place& place, int64_t bytes, bool stays = false);
   void forget(int rank, const Place& place);
+  PeerPages& pages() { return pages_; }
   std::shared_lock<std::shared_mutex> reading() { return std::shared_lock(reads_); }
   // Not under reading(). If this rank has more than eight thousand of the peers' blocks mapped, of
   // which they gave back maybe most, and nobody reads at the moment: unmaps them.
@@ -70,7 +71,8 @@ class Node {
 
  private:
   struct Peer {
-    Peer(Socket s, Fd file) : socket(std::move(s)), view(std::move(file)) {}
+    Peer(Socket s, Fd file, PeerPages* pages)
+        : socket(std::move(s)), view(std::move(file), pages) {}
     Socket socket;
     ArenaView view;
     std::atomic<bool> lost = false;
@@ -85,6 +87,7 @@ class Node {
   std::vector<std::string> hosts_;  // by rank of the job; empty: its memory cannot be shared
   std::string why_not_;
   std::shared_ptr<Arena> arena_;
+  PeerPages pages_{PeerPages::kMostKept};
   std::map<int, std::unique_ptr<Peer>> peers_;
   std::shared_mutex reads_;
   Fd wake_;  // readable: the thread ends

@@ -1,18 +1,13 @@
 #include "distributed/shm/shm_exchange.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <mutex>
 
 #include "distributed/copy_bytes.h"
 #include "distributed/tree_sum.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22  // since Linux 5.14, and in headers later
-#endif
 
 namespace sherd::dist {
 namespace {
@@ -23,25 +18,12 @@ bool same(const Exchange::Parts& a, const Exchange::Parts& b) {
   });
 }
 
-// A peer's bytes in slices, after each of which they leave this rank's page tables: or they would
-// count in its resident set as well as in the peer's. All of a slice's pages enter them in one call,
-// which is cheaper than a fault for every few; a kernel before 5.14 knows no such call.
-void for_each_slice(const std::vector<const char*>& peers, int64_t bytes,
-                    const std::function<void(int64_t begin, int64_t end)>& f) {
-  constexpr int64_t kSlice = int64_t(4) << 20;
-  for (int64_t begin = 0; begin < bytes; begin += kSlice) {
-    const int64_t end = std::min(bytes, begin + kSlice);
-    const auto advise = [&](int advice) {
-      for (const char* data : peers) {
-        const auto page = uintptr_t(page_bytes()), from = uintptr_t(data + begin) / page * page;
-        madvise(reinterpret_cast<void*>(from), uintptr_t(data + end) - from, advice);
-      }
-    };
-    advise(MADV_POPULATE_READ);
-    f(begin, end);
-    advise(MADV_DONTNEED);
-  }
-}
+// Of sums that go to all ranks: so many bytes are read, summed and written while they lie in the
+// first caches.
+constexpr int64_t kBlock = 16 << 10;
+
+// Of a rank that gave up. A slice takes a peer some milliseconds, unless it was stopped.
+constexpr Milliseconds kPatienceWithWriters{2000};
 
 bool overlap(const Exchange::Part& part, const Exchange::Parts& others) {
   return std::any_of(others.begin(), others.end(), [&](const auto& o) {
@@ -55,6 +37,7 @@ ShmExchange::ShmExchange(std::shared_ptr<ShmGroup> group)
     : group_(std::move(group)),
       rank_(group_->rank()),
       size_(group_->size()),
+      patience_(group_->patience()),
       peers_scratch_(size_) {}
 
 ShmExchange::~ShmExchange() {
@@ -81,7 +64,7 @@ bool ShmExchange::is_partner(int peer) const {
 
 void ShmExchange::await_readers(const Turn& turn) {
   for (int r : turn.readers) {
-    auto& done = group_->done(rank_, r);
+    auto& done = group_->visit(rank_, r).done;
     group_->await(
         patience_, ShmGroup::kCollectives, r, deadline_, [&] { return done.load() >= turn.number; },
         ShmGroup::Losses::kOfPeer);
@@ -89,7 +72,7 @@ void ShmExchange::await_readers(const Turn& turn) {
 }
 
 bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)>& expected,
-                       const Parts& written) {
+                       const Parts& written, bool writable) {
   group_->trim();
   const bool greeting = std::exchange(greeting_due_, false);
   Turn& turn = turns_[++turn_ % 2];
@@ -142,9 +125,15 @@ bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)
   const Place place = group_->find(base, copied);
   if (place.block < 0) fail("[shm] a tensor for copies does not lie in the arena");
   int64_t at = aligned(table_bytes);
+  copies_.clear();
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (entries[i].place.block >= 0) continue;
+    if (entries[i].place.block >= 0) {
+      if (writable) writable_.push_back(*parts[i]);
+      continue;
+    }
     if (entries[i].bytes) std::memcpy(base + at, parts[i]->data, entries[i].bytes);
+    copies_.push_back({*parts[i], base + at});
+    if (writable) writable_.push_back({base + at, parts[i]->numel, parts[i]->dtype});
     entries[i].place = {place.block, place.block_bytes, place.offset + at};
     at += aligned(entries[i].bytes);
   }
@@ -162,7 +151,7 @@ bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)
   return greeting;
 }
 
-std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Parts& parts) {
+std::vector<char*> ShmExchange::await_parts(int p, bool greeting, const Parts& parts) {
   ShmGroup::Post& post = group_->control(p).posts[turn_ % 2];
   group_->await(patience_, ShmGroup::kCollectives, p, deadline_,
                 [&] { return post.turn.load() >= turn_; });
@@ -178,7 +167,7 @@ std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Pa
     theirs.to_peer = row.to_peer, theirs.from_peer = row.from_peer;
     if (!difference(mine, theirs).empty()) throw TagMismatch(mine, theirs, p);
   }
-  std::vector<const char*> places;
+  std::vector<char*> places;
   if (parts.empty()) return places;
   const int64_t entries_at = size_ * int64_t(sizeof(Row));
   const int64_t entries = (post.table_bytes - entries_at) / int64_t(sizeof(Entry));
@@ -196,8 +185,23 @@ std::vector<const char*> ShmExchange::await_parts(int p, bool greeting, const Pa
 
 void ShmExchange::say_done(int peer) {
   if (group_->gave_up(peer)) throw ConnectionLost("a peer gave up while it was read");
-  group_->done(peer, rank_).store(turn_);
+  group_->visit(peer, rank_).done.store(turn_);
   group_->tell(peer, ShmGroup::kCollectives);
+}
+
+void ShmExchange::for_each_shown(bool greeting, const std::function<const Parts&(int)>& parts,
+                                 const std::function<void(int, const std::vector<char*>&)>& f) {
+  for (int i = 1; i < size_; ++i) {
+    const int p = (rank_ + size_ - i) % size_;
+    const bool partner = greeting && is_partner(p);
+    if (partner || !parts(p).empty()) f(p, await_parts(p, partner, parts(p)));
+  }
+}
+
+void ShmExchange::take_back() {
+  await_readers(turns_[turn_ % 2]);
+  for (const Copy& c : copies_)
+    if (c.part.numel) std::memcpy(c.part.data, c.data, c.part.bytes());
 }
 
 void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
@@ -206,86 +210,136 @@ void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
   const bool greeting = post(out, [&](int p) { return total_numel(from(p)); }, {});
   const auto reading = group_->reading();
   int64_t all_bytes = 0;
-  for (int p = 0; p < size_; ++p)
-    for (const Part& part : from(p)) all_bytes += p == rank_ ? 0 : part.bytes();
-  for (int i = 1; i < size_; ++i) {
-    const int p = (rank_ + size_ - i) % size_;
-    const bool partner = greeting && is_partner(p);
-    if (!partner && from(p).empty()) continue;
-    const auto places = await_parts(p, partner, from(p));
+  for (int p = 0; p < size_; ++p) all_bytes += p == rank_ ? 0 : total_bytes(from(p));
+  for_each_shown(greeting, from, [&](int p, const std::vector<char*>& places) {
     for (size_t k = 0; k < places.size(); ++k)
-      if (places[k])
-        for_each_slice({places[k]}, from(p)[k].bytes(), [&](int64_t begin, int64_t end) {
-          copy_bytes(from(p)[k].data + begin, places[k] + begin, end - begin,
-                     all_bytes >= kStreamBytes);
-        });
+      group_->pages().for_each_slice({&places[k], 1}, from(p)[k].bytes(),
+                                     [&](int64_t begin, int64_t end) {
+                                       copy_bytes(from(p)[k].data + begin, places[k] + begin,
+                                                  end - begin, all_bytes >= kStreamBytes);
+                                     });
     say_done(p);
-  }
+  });
 }
 
 void ShmExchange::reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) {
+  reduce_into(out, mine, to, op, /*everywhere=*/false);
+}
+
+void ShmExchange::reduce_into(const PartsOfRanks& out, const Parts& mine, const Parts& to,
+                              ReduceOp op, bool everywhere) {
   const bool greeting = post(
-      out, [&](int) { return total_numel(to); }, to);
+      out, [&](int) { return total_numel(to); }, to, /*writable=*/everywhere);
   const auto reading = group_->reading();
-  std::vector<std::vector<const char*>> places(size_);
+  std::vector<std::vector<char*>> places(size_);
   std::vector<int> read;
-  for (int i = 1; i < size_; ++i) {
-    const int p = (rank_ + size_ - i) % size_;
-    const bool partner = greeting && is_partner(p);
-    if (!partner && to.empty()) continue;
-    places[p] = await_parts(p, partner, to);
-    read.push_back(p);
-  }
-  std::vector<const char*> inputs(size_), peers;
+  for_each_shown(
+      greeting, [&](int) -> const Parts& { return to; },
+      [&](int p, std::vector<char*> shown) {
+        places[p] = std::move(shown);
+        read.push_back(p);
+      });
+  std::vector<const char*> inputs(size_);
+  std::vector<char*> peers;
   for (size_t k = 0; k < to.size(); ++k) {
     if (to[k].numel == 0) continue;
     peers.clear();
     for (int p : read) peers.push_back(places[p][k]);
-    for_each_slice(peers, to[k].bytes(), [&](int64_t begin, int64_t end) {
+    const auto sum = [&](int64_t begin, int64_t end) {
       for (int p = 0; p < size_; ++p)
         inputs[p] = (p == rank_ ? mine[k].data : places[p][k]) + begin;
       tree_reduce(op, to[k].dtype, inputs, to[k].data + begin,
                   (end - begin) / size_of(to[k].dtype));
+    };
+    group_->pages().for_each_slice(peers, to[k].bytes(), [&](int64_t begin, int64_t end) {
+      if (!everywhere) return sum(begin, end);
+      std::deque<ShmGroup::Writing> writing;
+      for (int p : read) writing.emplace_back(*group_, p);
+      for (int64_t at = begin; at < end; at += kBlock) {
+        const int64_t n = std::min(kBlock, end - at);
+        sum(at, at + n);
+        for (char* peer : peers) std::memcpy(peer + at, to[k].data + at, n);
+      }
     });
   }
   for (int p : read) say_done(p);
 }
 
-void ShmExchange::broadcast(const Part& part, int root) {
-  PartsOfRanks out(size_), in(size_);
-  if (rank_ == root)
-    for (auto& o : out) o = {part};
-  else
-    in[root] = {part};
-  transfer(out, in);
-}
-
-void ShmExchange::all_reduce(const Part& part, ReduceOp op) {
-  PartsOfRanks out(size_), in(size_);
-  if (part.bytes() <= kSumAlone) {
-    for (auto& o : out) o = {part};
-    reduce(out, {part}, {part}, op);
+void ShmExchange::all_reduce(const Parts& parts, ReduceOp op) {
+  PartsOfRanks out(size_);
+  if (total_bytes(parts) <= kSumAlone) {
+    for (auto& o : out) o = parts;
+    reduce(out, parts, parts, op);
     return;
   }
-  const Part mine = part.cut(rank_, size_);
-  for (int r = 0; r < size_; ++r) out[r] = {part.cut(r, size_)};
-  reduce(out, {mine}, {mine}, op);
-  for (int r = 0; r < size_; ++r) in[r] = std::exchange(out[r], {mine});
-  transfer(out, in);
+  for (int r = 0; r < size_; ++r) out[r] = cut(parts, r, size_);
+  const Parts mine = out[rank_];
+  reduce_into(out, mine, mine, op, /*everywhere=*/true);
+  take_back();
+}
+
+void ShmExchange::broadcast(const Part& part, int root) {
+  PartsOfRanks out(size_), in(size_);
+  if (part.bytes() < kRootHelps) {
+    if (rank_ == root)
+      for (auto& o : out) o = {part};
+    else
+      in[root] = {part};
+    transfer(out, in);
+    return;
+  }
+  // Each copies as much as any other: a rank that is not the root all but the last of `size` pieces
+  // for itself, and the root that one for each.
+  static const Parts none;
+  const Parts whole = {part}, last = {part.cut(size_ - 1, size_)};
+  const bool is_root = rank_ == root;
+  const auto shown = [&](int p) -> const Parts& {
+    return is_root ? last : p == root ? whole : none;
+  };
+  for (int p = 0; p < size_; ++p)
+    if (is_root)
+      out[p] = whole;
+    else if (p == root)
+      out[p] = last;
+  const bool greeting = post(
+      out, [&](int p) { return total_numel(shown(p)); }, {}, /*writable=*/!is_root);
+  {
+    const auto reading = group_->reading();
+    const int64_t at = is_root ? part.bytes() - last[0].bytes() : 0;
+    const int64_t bytes = is_root ? last[0].bytes() : part.bytes() - last[0].bytes();
+    const bool stream = bytes * (is_root ? size_ - 1 : 1) >= kStreamBytes;
+    for_each_shown(greeting, shown, [&](int p, const std::vector<char*>& places) {
+      for (char* place : places)
+        group_->pages().for_each_slice({&place, 1}, bytes, [&](int64_t begin, int64_t end) {
+          if (is_root) {
+            const ShmGroup::Writing writing(*group_, p);
+            copy_bytes(place + begin, part.data + at + begin, end - begin, stream);
+          } else {
+            copy_bytes(part.data + begin, place + begin, end - begin, stream);
+          }
+        });
+      say_done(p);
+    });
+  }
+  if (!is_root) take_back();
 }
 
 void ShmExchange::end() {
   for (const Turn& turn : shown_) await_readers(turn);
   shown_.clear();
+  writable_.clear();
   Exchange::drop();
 }
 
 void ShmExchange::drop() {
   for (const Turn& turn : shown_)
     for (int r : turn.readers)
-      may_be_read_ = may_be_read_ || group_->done(rank_, r).load() < turn.number;
+      may_be_read_ = may_be_read_ || group_->visit(rank_, r).done.load() < turn.number;
   shown_.clear();
   for (Turn& turn : turns_) turn.readers.clear();
+  if (!writable_.empty() && !group_->await_writers(kPatienceWithWriters))
+    for (const Part& part : writable_) group_->detach(part.data, part.bytes());
+  writable_.clear();
   Exchange::drop();
 }
 

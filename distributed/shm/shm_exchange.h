@@ -1,6 +1,7 @@
-// ShmExchange: an Exchange by reading the peers' memory. A rank shows where its data lie, and each
-// peer takes what it needs straight from there into its own tensors, or sums it from there: nothing
-// is copied on the way, and no rank writes into another's tensors.
+// ShmExchange: an Exchange in the peers' memory. A rank shows where its data lie, and each peer takes
+// what it needs straight from there into its own tensors, or sums it from there: nothing is copied
+// on the way. An all-reduce puts its sums straight into the peers' tensors too, and a broadcast's
+// root a share of what they get; see [Note: writing].
 //
 // [Note: phases] Each phase of a collective is a turn, counted alike by all ranks. In its turn a
 // rank posts, in its control block, the collective's tag and a table that says where its parts for
@@ -9,9 +10,15 @@
 // only when its readers of two turns ago are done. A collective ends when the readers of all its
 // turns are done; so after one that ended well nobody reads what this rank had shown.
 //
+// [Note: writing] A rank that gives up (a deadline, a lost peer) goes on with its memory at once, and
+// must not find a slower peer writing there. So who writes says so in the owner's control block,
+// before it looks whether the owner gave up, a slice at a time; and who gave up waits for those who
+// had begun. Should one have been stopped in the midst of a slice, the bytes move to pages that
+// nobody else maps.
+//
 // Parts that lie outside the arena (small tensors, memory that the user wrapped, tensors older than
 // the process group), and those that this rank itself writes in the same phase, are copied to where
-// peers can see them first.
+// peers can see them first, and back if peers write there.
 #pragma once
 #include <functional>
 #include <memory>
@@ -26,6 +33,8 @@ class ShmExchange : public Exchange {
   static constexpr int64_t kScratchBytes = 128 << 10;  // in two halves
   // Up to here each rank sums all elements itself, which takes one phase instead of two.
   static constexpr int64_t kSumAlone = 32 << 10;
+  // From here on a broadcast's root copies its share of the bytes, while the others do theirs.
+  static constexpr int64_t kRootHelps = 256 << 10;
 
   explicit ShmExchange(std::shared_ptr<ShmGroup> group);
   ~ShmExchange() override;
@@ -35,7 +44,7 @@ class ShmExchange : public Exchange {
   void transfer(const PartsOfRanks& out, const PartsOfRanks& in) override;
   void reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) override;
   void broadcast(const Part& part, int root) override;
-  void all_reduce(const Part& part, ReduceOp op) override;
+  void all_reduce(const Parts& parts, ReduceOp op) override;
   void end() override;
   void say_goodbye(uint64_t sequence, TimePoint deadline) override;
   void await_goodbyes() override;
@@ -57,15 +66,24 @@ class ShmExchange : public Exchange {
   };
 
   // Posts this rank's part of the next phase; true if it is the greeting. `written`: what this rank
-  // writes while peers read.
+  // writes while peers read. `writable`: peers write into `out`.
   bool post(const PartsOfRanks& out, const std::function<int64_t(int)>& expected,
-            const Parts& written);
+            const Parts& written, bool writable = false);
   void await_readers(const Turn& turn);
   bool is_partner(int peer) const;
   // Waits for p's post of this turn, and finds its parts for this rank: as many as `parts`, of the
   // same sizes. `greeting`: compares tags first.
-  std::vector<const char*> await_parts(int peer, bool greeting, const Parts& parts);
+  std::vector<char*> await_parts(int peer, bool greeting, const Parts& parts);
+  // The same for all who show something for this rank, which `parts` tells, or greet; in the order
+  // in which f is called.
+  void for_each_shown(bool greeting, const std::function<const Parts&(int peer)>& parts,
+                      const std::function<void(int peer, const std::vector<char*>& places)>& f);
+  // A reduction; `everywhere`: the sums also go to where the peers show what goes into them.
+  void reduce_into(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op,
+                   bool everywhere);
   void say_done(int peer);
+  // Once all peers are done with this turn: what they wrote into copies is put where it belongs.
+  void take_back();
 
   std::shared_ptr<ShmGroup> group_;
   int rank_, size_;
@@ -79,6 +97,12 @@ class ShmExchange : public Exchange {
   TimePoint deadline_;
   bool greeting_due_ = false;
   std::vector<Row> rows_;  // of this turn
+  struct Copy {
+    Part part;
+    const char* data;
+  };
+  std::vector<Copy> copies_;  // which this turn shows instead of the parts themselves
+  Parts writable_;            // by peers of this collective
   uint64_t turn_ = 0;
   Turn turns_[2];            // the latest in each of the two places
   std::vector<Turn> shown_;  // of this collective

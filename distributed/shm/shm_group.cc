@@ -2,7 +2,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
+#include "distributed/deadline.h"
 #include "distributed/exchange_texts.h"
 
 namespace sherd::dist {
@@ -33,7 +35,7 @@ ShmGroup::ShmGroup(std::shared_ptr<Node> node, int rank, std::vector<int> ranks,
       Place place;
       if (places[r].size() != sizeof place) fail("[shm] the store's control/", r, " is damaged");
       std::memcpy(&place, places[r].data(), sizeof place);
-      blocks_[r] = node_->at(ranks_[r], place, block_bytes_, /*writable=*/true);
+      blocks_[r] = node_->at(ranks_[r], place, block_bytes_, /*stays=*/true);
       places_[r] = place;
     }
   } catch (...) {
@@ -67,11 +69,37 @@ char* ShmGroup::take(int64_t bytes) {
 }
 
 int64_t ShmGroup::lanes_at() const {
-  return aligned(sizeof(Control) + int64_t(sizeof(std::atomic<uint64_t>)) * size());
+  return aligned(sizeof(Control) + int64_t(sizeof(Visit)) * size());
 }
 
-std::atomic<uint64_t>& ShmGroup::done(int owner, int reader) {
-  return reinterpret_cast<std::atomic<uint64_t>*>(blocks_[owner] + sizeof(Control))[reader];
+Patience ShmGroup::patience() const {
+  return Patience(node_->ranks().size() > std::thread::hardware_concurrency());
+}
+
+ShmGroup::Visit& ShmGroup::visit(int owner, int visitor) {
+  return reinterpret_cast<Visit*>(blocks_[owner] + sizeof(Control))[visitor];
+}
+
+// Both sides store before they look, sequentially consistently: either the writer sees that the
+// owner gave up, or the owner sees that it is written to.
+ShmGroup::Writing::Writing(ShmGroup& group, int owner)
+    : is_writing_(group.visit(owner, group.rank_).is_writing) {
+  is_writing_.store(1);
+  if (!group.gave_up(owner)) return;
+  is_writing_.store(0);
+  throw ConnectionLost("a peer gave up before it was written to");
+}
+
+bool ShmGroup::await_writers(Milliseconds timeout) {
+  const auto deadline = deadline_after(timeout);
+  for (int p = 0; p < size(); ++p) {
+    if (p == rank_) continue;
+    while (visit(rank_, p).is_writing.load() != 0 && !node_->is_lost(ranks_[p])) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  return true;
 }
 
 ShmGroup::Lane& ShmGroup::lane(int from, int to) {

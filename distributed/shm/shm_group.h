@@ -25,6 +25,12 @@ class ShmGroup : public Node::Listener {
     int64_t table_bytes;
   };
 
+  // What a peer does with what this rank shows; written by the peer.
+  struct Visit {
+    std::atomic<uint64_t> done;        // with turns up to this one
+    std::atomic<uint64_t> is_writing;  // at this moment
+  };
+
   struct Letter {  // from one rank to another
     enum Kind : int64_t { kMessage, kTaken } kind;
     uint64_t channel, id;  // of a message; kTaken: the message of that id was received
@@ -58,28 +64,48 @@ class ShmGroup : public Node::Listener {
   int size() const { return int(ranks_.size()); }
 
   Control& control(int rank) { return *reinterpret_cast<Control*>(blocks_[rank]); }
-  // The latest turn of `owner` that `reader` is done with; written by the reader.
-  std::atomic<uint64_t>& done(int owner, int reader);
+  Visit& visit(int owner, int visitor);
   Lane& lane(int from, int to);
+
+  // While it lives, this rank writes into what `owner` shows. ConnectionLost: that one gave up, and
+  // may use its memory for something else.
+  class Writing {
+   public:
+    Writing(ShmGroup& group, int owner);
+    ~Writing() { is_writing_.store(0); }
+    Writing(const Writing&) = delete;
+    Writing& operator=(const Writing&) = delete;
+
+   private:
+    std::atomic<uint64_t>& is_writing_;
+  };
+  // After close(): waits until nobody writes into what this rank shows. False: a peer still does,
+  // one that was stopped in the middle of it.
+  bool await_writers(Milliseconds timeout);
 
   // Bytes of this rank's that a peer can be told of, and a peer's.
   Place find(const char* data, int64_t bytes) const { return node_->arena().find(data, bytes); }
   // See Node.
-  const char* at(int peer, const Place& place, int64_t bytes) {
+  char* at(int peer, const Place& place, int64_t bytes) {
     return node_->at(ranks_[peer], place, bytes);
   }
+  PeerPages& pages() { return node_->pages(); }
   std::shared_lock<std::shared_mutex> reading() { return node_->reading(); }
   void trim() { node_->trim(); }
   // Whole pages of the arena, zero, for this group alone. What is not given back lives on in the
   // arena, for peers that may still look.
   char* take(int64_t bytes);
   void give_back(char* data, int64_t bytes) { node_->arena().give_back(data, bytes); }
+  // See Arena.
+  void detach(char* data, int64_t bytes) { node_->arena().detach(data, bytes); }
   // Unmaps a peer's block that only this group reads.
   void forget(int peer, const Place& place) { node_->forget(ranks_[peer], place); }
 
   // Whose end ends a wait. While data are missing: that of any rank that died or gave up, for the
   // peer may wait for it in turn. Once they are there: the peer's alone, for who has all may leave.
   enum class Losses : uint8_t { kAny, kOfPeer };
+  // For a thread that waits in this group.
+  Patience patience() const;
   // Returns once `ready()`. ConnectionLost if it can't come any more (peer -1: this group was
   // closed), DeadlinePassed.
   template <class F>

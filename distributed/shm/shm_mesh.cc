@@ -6,6 +6,7 @@
 #include <list>
 
 #include "core/storage.h"
+#include "distributed/copy_bytes.h"
 #include "distributed/shm/shm_exchange.h"
 #include "distributed/shm/shm_group.h"
 
@@ -20,7 +21,7 @@ class ShmBuffer;
 class ShmMesh : public Mesh {
  public:
   explicit ShmMesh(std::shared_ptr<ShmGroup> group)
-      : group_(std::move(group)), peers_(group_->size()) {}
+      : group_(std::move(group)), peers_(group_->size()), patience_(group_->patience()) {}
 
   std::unique_ptr<Buffer> buffer(void* data, int64_t bytes) override;
   std::vector<int> lost_peers() override {
@@ -239,7 +240,10 @@ void ShmMesh::take(const Receive& receive, int peer, const Letter& letter) {
     group_->trim();
     {
       const auto reading = group_->reading();
-      std::memcpy(receive.data, group_->at(peer, letter.place, letter.bytes), letter.bytes);
+      const char* data = group_->at(peer, letter.place, letter.bytes);
+      group_->pages().for_each_slice({&data, 1}, letter.bytes, [&](int64_t begin, int64_t end) {
+        copy_bytes(receive.data + begin, data + begin, end - begin, letter.bytes >= kStreamBytes);
+      });
     }
     if (group_->gave_up(peer)) throw ConnectionLost("a peer gave up while it was read");
     Outgoing taken{{}, nullptr, nullptr};

@@ -119,7 +119,7 @@ TEST(Arena, ViewsLetBlocksGo) {
   for (auto& p : places) view.at(p, 4096);
   EXPECT_EQ(view.mapped(), 5);
   EXPECT_EQ(mappings(), before + 5);
-  view.forget_read_only();
+  view.forget_most();
   EXPECT_EQ(view.mapped(), 1);
   EXPECT_EQ(mappings(), before + 1);
   written[5] = 7;
