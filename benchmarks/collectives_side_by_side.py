@@ -20,12 +20,12 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 def least_bytes(op, size, ranks):
-    """What a rank has to read and write at least (a broadcast: a rank that is not the root)."""
+    """What a rank has to read and write at least, where all do their share."""
     return {
         "all_reduce": 2 * size,
         "all_gather": 2 * size * (ranks - 1) / ranks,
         "reduce_scatter": size + size / ranks,
-        "broadcast": 2 * size,
+        "broadcast": 2 * size * (ranks - 1) / ranks,
     }[op]
 
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -86,6 +87,12 @@ char* map(int file, int64_t offset, int64_t bytes) {
   return data;
 }
 
+std::chrono::nanoseconds processor_time() {  // of this thread
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
+}
+
 bool allocate_pages(int file, int64_t offset, int64_t bytes) {
   int rc;
   do rc = fallocate(file, 0, offset, bytes);
@@ -105,10 +112,9 @@ bool reserve(int file, int64_t offset, char* data, int64_t bytes) {
   // free memory lies in splinters, the kernel would move what is in the way, as long as it takes.
   constexpr std::chrono::milliseconds kLongest{20};
   for (int64_t at = 0; at + kHugePage <= bytes; at += kHugePage) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = processor_time();
     if (!allocate_pages(file, offset + at, page_bytes()) ||
-        madvise(data + at, kHugePage, MADV_COLLAPSE) != 0 ||
-        std::chrono::steady_clock::now() - start > kLongest)
+        madvise(data + at, kHugePage, MADV_COLLAPSE) != 0 || processor_time() - start > kLongest)
       break;
   }
   return allocate_pages(file, offset, bytes);
