@@ -6,7 +6,8 @@
 
 Runs are interleaved, and the best of all repetitions counts, for the machine may do other things in between. The
 last column says what part of the memory's bandwidth Sherd reaches: the least bytes that a rank has to read and write
-for the collective, by Sherd's time, over what all ranks together get when each copies 64 MiB of its own memory.
+for the collective, by Sherd's time, over what all ranks together get when each copies 64 MiB of its own memory, in the
+faster of two ways, until the last is done.
 Without --torch-python, or without mpirun and mpicxx, those sides are left out.
 """
 import argparse

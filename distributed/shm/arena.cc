@@ -110,11 +110,16 @@ bool reserve(int file, int64_t offset, char* data, int64_t bytes) {
   // A huge page takes the place of one that is there and of holes, which costs a tenth of as many
   // small ones. The system's defaults give shared memory none by itself, and refuse none. Where
   // free memory lies in splinters, the kernel would move what is in the way, as long as it takes.
-  constexpr std::chrono::milliseconds kLongest{20};
-  for (int64_t at = 0; at + kHugePage <= bytes; at += kHugePage) {
+  // Several in a call, for each call makes all processors hand in what they hold of free pages.
+  constexpr int64_t kAtOnce = 16 * kHugePage;
+  constexpr std::chrono::milliseconds kLongest{200};
+  const int64_t huge = bytes / kHugePage * kHugePage;
+  for (int64_t at = 0; at < huge; at += kAtOnce) {
+    const int64_t end = std::min(huge, at + kAtOnce);
+    for (int64_t page = at; page < end; page += kHugePage)
+      if (!allocate_pages(file, offset + page, page_bytes())) return false;
     const auto start = processor_time();
-    if (!allocate_pages(file, offset + at, page_bytes()) ||
-        madvise(data + at, kHugePage, MADV_COLLAPSE) != 0 || processor_time() - start > kLongest)
+    if (madvise(data + at, end - at, MADV_COLLAPSE) != 0 || processor_time() - start > kLongest)
       break;
   }
   return allocate_pages(file, offset, bytes);
