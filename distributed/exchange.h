@@ -7,7 +7,7 @@
 //
 // The first phase starts with a greeting: each partner gets this rank's tag, and no byte of a peer
 // is used before its tag was found to belong to the same collective (TagMismatch otherwise).
-// mesh_exchange.h sends messages over a Mesh, shm/shm_exchange.h reads the peers' memory.
+// mesh_exchange.h sends messages over a Mesh, shm/shm_exchange.h works in the peers' memory.
 #pragma once
 #include <optional>
 #include <vector>

@@ -117,14 +117,12 @@ class HostsExchange : public Exchange {
   }
 
   void transfer(const PartsOfRanks& out, const PartsOfRanks& in) override {
-    if (tag_.kind == CollectiveKind::kAllGather || tag_.kind == CollectiveKind::kAllReduce)
-      return gather(out, in);
+    if (tag_.kind == CollectiveKind::kAllGather) return gather(out, in);
     go_flat();  // a barrier is nothing more
     if (tag_.kind != CollectiveKind::kBarrier) flat([&] { flat_.transfer(out, in); });
   }
   void reduce(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op) override {
-    if (tag_.kind == CollectiveKind::kAllReduce || tag_.kind == CollectiveKind::kReduceScatter)
-      return scatter_sums(out, mine, to, op);
+    if (tag_.kind == CollectiveKind::kReduceScatter) return scatter_sums(out, mine, to, op);
     go_flat();
     flat([&] { flat_.reduce(out, mine, to, op); });
   }

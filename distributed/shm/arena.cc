@@ -107,7 +107,7 @@ bool reserve(int file, int64_t offset, char* data, int64_t bytes) {
     errno = ENOMEM;
     return false;
   }
-  // A huge page takes the place of one that is there and of holes, which costs a tenth of as many
+  // A huge page takes the place of one that is there and of holes, which costs an eighth of as many
   // small ones. The system's defaults give shared memory none by itself, and refuse none. Where
   // free memory lies in splinters, the kernel would move what is in the way, as long as it takes.
   // Several in a call, for each call makes all processors hand in what they hold of free pages.
@@ -123,6 +123,15 @@ bool reserve(int file, int64_t offset, char* data, int64_t bytes) {
       break;
   }
   return allocate_pages(file, offset, bytes);
+}
+
+bool read_file(int file, char* to, int64_t bytes, int64_t offset) {
+  for (int64_t done = 0; done < bytes;) {
+    const ssize_t n = pread(file, to + done, bytes - done, offset + done);
+    if (n == 0 || (n < 0 && errno != EINTR)) return false;
+    done += std::max<ssize_t>(n, 0);
+  }
+  return true;
 }
 
 // The pages go now, although the file and the peers' mappings stay.
@@ -186,20 +195,34 @@ void Arena::give_back(char* data, int64_t) {
 
 void Arena::detach(char* data, int64_t bytes) {
   const auto page = page_bytes();
-  if (bytes == 0) return;
-  char* const begin = data - uintptr_t(data) % page;
-  const int64_t size = round_up(data + bytes - begin, page);
-  std::lock_guard lock(mutex_);
-  void* own = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (own != MAP_FAILED) {
-    std::memcpy(own, begin, size);
-    if (mremap(own, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, begin) != MAP_FAILED) {
-      std::prev(blocks_.upper_bound(data))->second.detached[begin] = begin + size;
-      return;
+  char* begin = data - uintptr_t(data) % page;
+  char* end = begin + round_up(data + bytes - begin, page);
+  int64_t offset;
+  {
+    std::lock_guard lock(mutex_);
+    const auto& [first, block] = *std::prev(blocks_.upper_bound(data));
+    for (const auto& [b, e] : block.detached) {  // pages that such bytes share with others
+      if (b <= begin && begin < e) begin = std::min(e, end);
+      if (b < end && end <= e) end = std::max(b, begin);
     }
+    offset = block.offset + (begin - first);
+  }
+  const int64_t size = end - begin;
+  if (bytes == 0 || size == 0) return;
+  // The contents come from the file: the rest of a page may be poisoned by a sanitizer.
+  void* own = MAP_FAILED;
+  errno = ENOMEM;
+  if (size <= available_bytes(size))
+    own = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (own != MAP_FAILED && read_file(file_.fd(), static_cast<char*>(own), size, offset) &&
+      mremap(own, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, begin) != MAP_FAILED) {
+    std::lock_guard lock(mutex_);
+    std::prev(blocks_.upper_bound(data))->second.detached.emplace_back(begin, end);
+    return;
   }
   std::fprintf(stderr, "[shm] a peer may still write into %lld bytes of a failed collective: %s\n",
                static_cast<long long>(bytes), std::strerror(errno));
+  if (own != MAP_FAILED) munmap(own, size);
 }
 
 Place Arena::find(const char* data, int64_t bytes) const {

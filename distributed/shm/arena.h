@@ -15,6 +15,8 @@
 #include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <utility>
+#include <vector>
 
 #include "core/block_source.h"
 #include "distributed/fd.h"
@@ -45,7 +47,7 @@ class Arena : public BlockSource {
   void give_back(char* data, int64_t bytes) override;
 
   // These bytes of a block, with the rest of their pages, go on in pages that no peer sees: what
-  // peers write from now on is lost. Nobody else may use them meanwhile.
+  // peers write from now on is lost. Nobody may write to these pages meanwhile.
   void detach(char* data, int64_t bytes);
 
   // All of [data, data + bytes), which lies in one block, and is not detached; block is -1 if it
@@ -56,7 +58,7 @@ class Arena : public BlockSource {
  private:
   struct Block {
     int64_t offset, bytes;
-    std::map<char*, char*> detached;  // from begin to end
+    std::vector<std::pair<char*, char*>> detached;  // from begin to end; apart
   };
   Fd file_;
   mutable std::shared_mutex mutex_;

@@ -8,8 +8,8 @@
 // Looking takes a core from whoever computes, so it is given up where it does not help: after a
 // look in vain the next waits sleep at once, 1 of them, then 2, 4, up to 16, until a look is in
 // time again. From its first microseconds on, or from the start where there are more ranks than
-// cores, a look leaves the core to whoever else can run, which may be who is waited for. A bell says
-// which peer that is, and the others' news make no system call.
+// cores, a look leaves the core to whoever else can run, which may be who is waited for. A bell
+// says which peer that is, and the others' news make no system call.
 #pragma once
 #include <sched.h>
 

@@ -14,8 +14,9 @@
 namespace sherd::dist {
 namespace {
 
-constexpr int64_t kSlice = int64_t(4) << 20;  // so much may be mapped beyond what stays
-constexpr int64_t kStale = 8;                 // so many times most_kept_ was read since
+// Of each peer, and for each thread that is in its memory, so much is mapped beyond what stays.
+constexpr int64_t kSlice = int64_t(4) << 20;
+constexpr int64_t kStale = 8;  // so many times most_kept_ was read since
 
 }  // namespace
 
@@ -28,13 +29,16 @@ void PeerPages::advise(const Run& run, int advice) {
 
 void PeerPages::for_each_slice(std::span<const char* const> peers, int64_t bytes,
                                const std::function<void(int64_t, int64_t)>& f) {
-  std::vector<Run> passing;
   for (int64_t begin = 0; begin < bytes; begin += kSlice) {
     const int64_t end = std::min(bytes, begin + kSlice);
-    passing.clear();
-    for (const char* data : peers) enter(data, begin, end, bytes, passing);
+    struct Passing {  // goes also where f throws
+      std::vector<Run> runs;
+      ~Passing() {
+        for (const Run& run : runs) advise(run, MADV_DONTNEED);
+      }
+    } passing;
+    for (const char* data : peers) enter(data, begin, end, bytes, passing.runs);
     f(begin, end);
-    for (const Run& run : passing) advise(run, MADV_DONTNEED);
   }
 }
 

@@ -8,8 +8,8 @@
 //
 // What is there counts in this rank's resident set as well as in the peer's, although it is in
 // memory once. To enter pages there and to take them out, however, takes calls to the system, and
-// where a block has no huge pages it costs more than copying what is in them. So a bounded number of
-// bytes stays, enough for calls of up to some megabytes: what came first, as long as it is used.
+// where a block has no huge pages it costs more than copying what is in them. So a bounded number
+// of bytes stays, enough for calls of up to some megabytes: what came first, as long as it is used.
 // Data that come round again, a step's gradients, find as much of themselves as there is room for;
 // had the latest stayed, all would have been driven out before it came round.
 #pragma once

@@ -118,12 +118,11 @@ bool ShmExchange::post(const PartsOfRanks& out, const std::function<int64_t(int)
 
   char* base = scratch_ + (turn_ % 2) * (kScratchBytes / 2);
   if (copied > kScratchBytes / 2) {
-    const Ref<Storage> room = make_ref<Storage>(copied, kCPU);
+    const Ref<Storage> room = group_->room(copied);
     base = room->data();
     hold(room);
   }
   const Place place = group_->find(base, copied);
-  if (place.block < 0) fail("[shm] a tensor for copies does not lie in the arena");
   int64_t at = aligned(table_bytes);
   copies_.clear();
   for (size_t i = 0; i < entries.size(); ++i) {

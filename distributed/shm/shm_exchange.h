@@ -1,6 +1,6 @@
-// ShmExchange: an Exchange in the peers' memory. A rank shows where its data lie, and each peer takes
-// what it needs straight from there into its own tensors, or sums it from there: nothing is copied
-// on the way. An all-reduce puts its sums straight into the peers' tensors too, and a broadcast's
+// ShmExchange: an Exchange in the peers' memory. A rank shows where its data lie, and each peer
+// takes what it needs straight from there into its own tensors, or sums it from there: nothing is
+// copied on the way. An all-reduce puts its sums straight into the peers' tensors too, and a broadcast's
 // root a share of what they get; see [Note: writing].
 //
 // [Note: phases] Each phase of a collective is a turn, counted alike by all ranks. In its turn a
@@ -12,8 +12,8 @@
 //
 // [Note: writing] A rank that gives up (a deadline, a lost peer) goes on with its memory at once, and
 // must not find a slower peer writing there. So who writes says so in the owner's control block,
-// before it looks whether the owner gave up, a slice at a time; and who gave up waits for those who
-// had begun. Should one have been stopped in the midst of a slice, the bytes move to pages that
+// before it looks whether the owner gave up, a slice at a time; and who gave up waits for those
+// who had begun. Should one have been stopped in the midst of a slice, the bytes move to pages that
 // nobody else maps.
 //
 // Parts that lie outside the arena (small tensors, memory that the user wrapped, tensors older than

@@ -1,5 +1,6 @@
 #include "distributed/shm/shm_group.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -72,6 +73,16 @@ int64_t ShmGroup::lanes_at() const {
   return aligned(sizeof(Control) + int64_t(sizeof(Visit)) * size());
 }
 
+Ref<Storage> ShmGroup::room(int64_t bytes) {
+  auto room = make_ref<Storage>(std::max(bytes, BlockSource::kLeast), kCPU);
+  if (find(room->data(), bytes).block >= 0) return room;
+  // The allocator has pages that were detached.
+  char* const data = take(bytes);
+  const std::shared_ptr<void> owner(
+      data, [node = node_](void* p) { node->arena().give_back(static_cast<char*>(p), 0); });
+  return make_ref<Storage>(data, bytes, kCPU, owner);
+}
+
 Patience ShmGroup::patience() const {
   return Patience(node_->ranks().size() > std::thread::hardware_concurrency());
 }
@@ -129,8 +140,8 @@ void ShmGroup::alarm(int peer) {
 }
 
 void ShmGroup::close() {
+  control(rank_).closed.store(1);  // first: who comes second may rely on it
   if (closed_.exchange(true)) return;
-  control(rank_).closed.store(1);
   for (int p = 0; p < size(); ++p) alarm(p);
 }
 

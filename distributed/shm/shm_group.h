@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/storage.h"
 #include "distributed/collective_tag.h"
 #include "distributed/mesh.h"
 #include "distributed/shm/bell.h"
@@ -92,6 +93,8 @@ class ShmGroup : public Node::Listener {
   PeerPages& pages() { return node_->pages(); }
   std::shared_lock<std::shared_mutex> reading() { return node_->reading(); }
   void trim() { node_->trim(); }
+  // Bytes to copy something to that find() knows.
+  Ref<Storage> room(int64_t bytes);
   // Whole pages of the arena, zero, for this group alone. What is not given back lives on in the
   // arena, for peers that may still look.
   char* take(int64_t bytes);

@@ -166,7 +166,7 @@ void ShmMesh::send(ShmBuffer& buffer, int peer, uint64_t channel, const char* da
   } else {
     o.letter.place = group_->find(data, bytes);
     if (o.letter.place.block < 0) {
-      o.copy = make_ref<Storage>(std::max(bytes, BlockSource::kLeast), kCPU);
+      o.copy = group_->room(bytes);
       std::memcpy(o.copy->data(), data, bytes);
       o.letter.place = group_->find(o.copy->data(), bytes);
     }
@@ -235,6 +235,8 @@ void ShmMesh::take(const Receive& receive, int peer, const Letter& letter) {
   if (letter.bytes > receive.bytes)
     fail("a message of ", letter.bytes, " bytes came where ", receive.bytes, " are expected");
   if (letter.place.block < 0) {
+    if (letter.bytes > int64_t(sizeof letter.inside))
+      fail("a message of ", letter.bytes, " bytes does not say where they are");
     if (letter.bytes) std::memcpy(receive.data, letter.inside, letter.bytes);
   } else {
     group_->trim();

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -57,12 +58,22 @@ struct Block {
   char* data;
 };
 
+bool maps_ahead() {  // MADV_POPULATE_READ
+  char* const data = static_cast<char*>(
+      mmap(nullptr, page_bytes(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  const bool yes = madvise(data, page_bytes(), 22) == 0;
+  munmap(data, page_bytes());
+  return yes;
+}
+
 int64_t sum_of(PeerPages& pages, const char* data, int64_t bytes) {
   int64_t sum = 0, next = 0;
   pages.for_each_slice({&data, 1}, bytes, [&](int64_t begin, int64_t end) {
     EXPECT_EQ(begin, next);
     next = end;
-    EXPECT_GE(mapped_bytes(data + begin, end - begin), end - begin);
+    if (maps_ahead()) {
+      EXPECT_GE(mapped_bytes(data + begin, end - begin), end - begin);
+    }
     sum += std::accumulate(data + begin, data + end, int64_t(0));
   });
   EXPECT_EQ(next, bytes);
@@ -167,8 +178,56 @@ TEST(Arena, IsMadeOfHugePagesWhereThereAreAny) {
     const int64_t huge = bytes / kHugePage * kHugePage;
     if (huge > 0 && huge_bytes(data) == 0)
       GTEST_SKIP() << "the system makes no huge pages of shared memory (Linux 6.1 and later do)";
-    EXPECT_EQ(huge_bytes(data), huge);
-    EXPECT_EQ(huge_bytes(seen), huge);
+    EXPECT_LE(huge_bytes(data), huge);  // fewer where free memory lies in splinters
+    EXPECT_EQ(huge_bytes(seen), huge_bytes(data));
+    arena.give_back(data, bytes);
+  }
+}
+
+// What older systems do, and those whose free memory lies in splinters.
+TEST(Arena, DoesWithoutHugePages) {
+  run_processes(2,
+                [](int rank) {
+                  ASSERT_EQ(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0), 0);
+                  const int64_t numel = 5'000'001;
+                  const Tensor x = full({numel}, rank + 1);
+                  EXPECT_EQ(huge_bytes(x.bytes()), 0);
+                  all_reduce(x);
+                  EXPECT_EQ(std::count(x.data<float>(), x.data<float>() + numel, 3.0f), numel);
+                  x.data<float>()[numel - 1] = float(rank);
+                  broadcast(x, 1);
+                  EXPECT_EQ(x.data<float>()[numel - 1], 1);
+                  const Tensor all = zeros({2 * numel});
+                  all_gather_into_tensor(all, x);
+                  EXPECT_EQ(std::count(all.data<float>(), all.data<float>() + 2 * numel, 3.0f),
+                            2 * numel - 2);
+                },
+                {.backend = "shm"});
+}
+
+// Parts of one tensor may share a page, in any order.
+TEST(Arena, DetachedPartsMayShareAPage) {
+  for (const bool in_order : {true, false}) {
+    Arena arena;
+    const int64_t bytes = 1 * kMiB;
+    char* data = arena.take(bytes);
+    ArenaView view{Fd(dup(arena.fd()))};
+    char* const peer = view.at(arena.find(data, bytes), bytes);
+    std::memset(data, 1, bytes);
+    struct Part {
+      int64_t at, bytes;
+    };
+    std::vector<Part> parts = {{0, 2000}, {4000, 196'000}, {200'000, 10'000}, {2000, 2000}};
+    if (!in_order) std::reverse(parts.begin(), parts.end());
+    for (const Part& part : parts) {
+      arena.detach(data + part.at, part.bytes);
+      std::memset(data + part.at, 3, part.bytes);  // another detach keeps it
+    }
+    std::memset(peer, 2, bytes);
+    EXPECT_EQ(std::count(data, data + 210'000, 3), 210'000);
+    for (const Part& part : parts) EXPECT_EQ(arena.find(data + part.at, part.bytes).block, -1);
+    EXPECT_GE(arena.find(data + 300'000, 1000).block, 0);
+    EXPECT_EQ(data[300'000], 2);
     arena.give_back(data, bytes);
   }
 }
@@ -219,7 +278,9 @@ void run_pair(const std::function<void(int rank, ShmGroup&)>& f) {
 TEST(Writing, EndsWhenTheOwnerGivesUp) {
   std::atomic<int> step = 0;
   const auto await = [&](int n) {
-    while (step < n) std::this_thread::yield();
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (step < n && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    EXPECT_GE(step, n) << "the other rank failed";
   };
   run_pair([&](int rank, ShmGroup& group) {
     if (rank == 1) {
@@ -253,6 +314,7 @@ class Stopper {
     const pid_t me = getpid();
     child_ = fork();
     if (child_ != 0) return;
+    close(pipe_[1]);
     char byte;
     if (read(pipe_[0], &byte, 1) == 1) {
       usleep(useconds_t(delay.count()));
@@ -274,22 +336,32 @@ class Stopper {
   pid_t child_;
 };
 
-// A peer stands still in the midst of a transfer until this rank's deadline has passed and its error
-// is told. What the rank does with its memory afterwards is its own affair.
-TEST(Writing, MemoryOfARankThatGaveUpStaysAsItIs) {
+// A peer stands still in the midst of a transfer until this rank's deadline has passed and its
+// error is told. What the rank does with its memory afterwards is its own affair.
+class StoppedWriter : public testing::TestWithParam<std::pair<bool, int>> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, StoppedWriter,
+    // The error is told after some 2.5 s, or 2 s later if the peer has to be waited for so long.
+    testing::Values(std::pair(false, 3500), std::pair(true, 3500), std::pair(false, 6500)),
+    [](const auto& i) {
+      return concat(i.param.first ? "broadcast" : "all_reduce", "_", i.param.second);
+    });
+
+TEST_P(StoppedWriter, TouchesNoMemoryOfARankThatGaveUp) {
+  const auto [broadcasts, pause] = GetParam();
   const auto results = run_processes(
       2,
-      [](int rank) {
+      [&](int rank) {
         constexpr int64_t kNumel = 64 << 20;
-        struct Case {
-          bool broadcasts;
-          milliseconds pause;  // the error is told after some 2.5 s, or 2 s later if need be
+        constexpr int kAttempts = 10;  // it may be stopped too early, or too late
+        Tensor x = empty({kNumel}), hit = zeros({1});
+        const auto fill = [&](float value) { std::fill_n(x.data<float>(), kNumel, value); };
+        const auto count = [&](float value) {
+          return std::count(x.data<float>(), x.data<float>() + kNumel, value);
         };
-        for (const auto [broadcasts, pause] : {Case{false, milliseconds(3500)},
-                                               {true, milliseconds(3500)},
-                                               {false, milliseconds(6500)}}) {
+        for (int i = 0; i < kAttempts && hit.data<float>()[0] == 0; ++i) {
           const Group group = new_group({0, 1});
-          Tensor x = full({kNumel}, 1);
+          fill(float(2 - rank));
           CollectiveOptions options;
           if (rank == 0) options.timeout = milliseconds(50);
           const auto call = [&] {
@@ -298,25 +370,37 @@ TEST(Writing, MemoryOfARankThatGaveUpStaysAsItIs) {
                 .wait();
           };
           if (rank == 1) {
-            Stopper stopper(milliseconds(2), pause);
+            Stopper stopper(milliseconds(1), milliseconds(pause));
             barrier();
             stopper.go();
             error_of(call);
             barrier();
           } else {
             barrier();
-            EXPECT_HAS(error_of(call), "waited 50 ms");
-            std::fill_n(x.data<float>(), kNumel, -5.0f);
-            barrier();  // it has gone on, and its call has ended
-            EXPECT_EQ(std::count(x.data<float>(), x.data<float>() + kNumel, -5.0f), kNumel);
+            const bool gave_up = error_of(call).find("waited 50 ms") != std::string::npos;
+            // The sums, or the root's values: half of them this rank puts there itself.
+            const int64_t written = count(broadcasts ? 1.0f : 3.0f);
+            if (gave_up && written > kNumel / 2 && written < kNumel) hit.data<float>()[0] = 1;
+            fill(-5);
+            barrier();  // the peer has gone on, and its call has ended
+            EXPECT_EQ(count(-5), kNumel);
           }
-          // It is as good as any other for what comes then.
-          std::fill_n(x.data<float>(), kNumel, float(rank + 1));
-          all_reduce(x);
-          EXPECT_EQ(std::count(x.data<float>(), x.data<float>() + kNumel, 3.0f), kNumel);
+          broadcast(hit, 0);
+        }
+        EXPECT_EQ(hit.data<float>()[0], 1) << "in " << kAttempts << " attempts no write was cut";
+        // The memory is as good as any other for what comes then.
+        x = {};
+        for (const int64_t numel : {kNumel, kNumel / 8, kNumel / 8 + 1}) {
+          const Tensor y = full({numel}, rank + 1), z = zeros({numel});
+          const Work sent = isend(y, 1 - rank);
+          recv(z, 1 - rank);
+          sent.wait();
+          EXPECT_EQ(std::count(z.data<float>(), z.data<float>() + numel, float(2 - rank)), numel);
+          all_reduce(y);
+          EXPECT_EQ(std::count(y.data<float>(), y.data<float>() + numel, 3.0f), numel);
         }
       },
-      {.backend = "shm"});
+      {.kill_after = std::chrono::minutes(2), .backend = "shm"});
   for (const auto& r : results) EXPECT_TRUE(r.ok()) << r.output;
 }
 
