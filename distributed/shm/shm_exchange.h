@@ -1,7 +1,7 @@
 // ShmExchange: an Exchange in the peers' memory. A rank shows where its data lie, and each peer
 // takes what it needs straight from there into its own tensors, or sums it from there: nothing is
-// copied on the way. An all-reduce puts its sums straight into the peers' tensors too, and a broadcast's
-// root a share of what they get; see [Note: writing].
+// copied on the way. An all-reduce puts its sums straight into the peers' tensors too, and a
+// broadcast's root a share of what they get; see [Note: writing].
 //
 // [Note: phases] Each phase of a collective is a turn, counted alike by all ranks. In its turn a
 // rank posts, in its control block, the collective's tag and a table that says where its parts for
@@ -10,11 +10,11 @@
 // only when its readers of two turns ago are done. A collective ends when the readers of all its
 // turns are done; so after one that ended well nobody reads what this rank had shown.
 //
-// [Note: writing] A rank that gives up (a deadline, a lost peer) goes on with its memory at once, and
-// must not find a slower peer writing there. So who writes says so in the owner's control block,
-// before it looks whether the owner gave up, a slice at a time; and who gave up waits for those
-// who had begun. Should one have been stopped in the midst of a slice, the bytes move to pages that
-// nobody else maps.
+// [Note: writing] A rank that gives up (a deadline, a lost peer) goes on with its memory at once,
+// and must not find a slower peer writing there. So who writes says so in the owner's control
+// block, before it looks whether the owner gave up, a slice at a time; and who gave up waits for
+// those who had begun. Should one have been stopped in the midst of a slice, the bytes move to
+// pages that nobody else maps.
 //
 // Parts that lie outside the arena (small tensors, memory that the user wrapped, tensors older than
 // the process group), and those that this rank itself writes in the same phase, are copied to where
@@ -31,7 +31,8 @@ namespace sherd::dist {
 class ShmExchange : public Exchange {
  public:
   static constexpr int64_t kScratchBytes = 128 << 10;  // in two halves
-  // Up to here each rank sums all elements itself, which takes one phase instead of two.
+  // Up to here each rank sums all elements itself: so few are copied for the peers to read, and
+  // sums would have to be copied back.
   static constexpr int64_t kSumAlone = 32 << 10;
   // From here on a broadcast's root copies its share of the bytes, while the others do theirs.
   static constexpr int64_t kRootHelps = 256 << 10;
