@@ -182,10 +182,13 @@ std::vector<char*> ShmExchange::await_parts(int p, bool greeting, const Parts& p
   return places;
 }
 
-void ShmExchange::say_done(int peer) {
-  if (group_->gave_up(peer)) throw ConnectionLost("a peer gave up while it was read");
-  group_->visit(peer, rank_).done.store(turn_);
-  group_->tell(peer, ShmGroup::kCollectives);
+void ShmExchange::say_done(const std::vector<int>& peers) {
+  for (int p : peers)
+    if (group_->gave_up(p)) throw ConnectionLost("a peer gave up while it was read");
+  for (int p : peers) {
+    group_->visit(p, rank_).done.store(turn_);
+    group_->tell(p, ShmGroup::kCollectives);
+  }
 }
 
 void ShmExchange::for_each_shown(bool greeting, const std::function<const Parts&(int)>& parts,
@@ -217,7 +220,7 @@ void ShmExchange::transfer(const PartsOfRanks& out, const PartsOfRanks& in) {
                                        copy_bytes(from(p)[k].data + begin, places[k] + begin,
                                                   end - begin, all_bytes >= kStreamBytes);
                                      });
-    say_done(p);
+    say_done({p});
   });
 }
 
@@ -261,7 +264,7 @@ void ShmExchange::reduce_into(const PartsOfRanks& out, const Parts& mine, const 
       }
     });
   }
-  for (int p : read) say_done(p);
+  say_done(read);
 }
 
 void ShmExchange::all_reduce(const Parts& parts, ReduceOp op) {
@@ -317,7 +320,7 @@ void ShmExchange::broadcast(const Part& part, int root) {
             copy_bytes(part.data + begin, place + begin, end - begin, stream);
           }
         });
-      say_done(p);
+      say_done({p});
     });
   }
   if (!is_root) take_back();
@@ -364,7 +367,7 @@ void ShmExchange::await_goodbyes() {
       try {
         group_->await(patience_, ShmGroup::kCollectives, p, deadline_,
                       [&] { return turn.load() >= turn_; });
-        say_done(p);
+        say_done({p});
       } catch (const ConnectionLost&) {
         all = false;
       }

@@ -82,7 +82,8 @@ class ShmExchange : public Exchange {
   // A reduction; `everywhere`: the sums also go to where the peers show what goes into them.
   void reduce_into(const PartsOfRanks& out, const Parts& mine, const Parts& to, ReduceOp op,
                    bool everywhere);
-  void say_done(int peer);
+  // To all of these, or to none if one of them gave up.
+  void say_done(const std::vector<int>& peers);
   // Once all peers are done with this turn: what they wrote into copies is put where it belongs.
   void take_back();
 
