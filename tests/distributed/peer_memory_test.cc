@@ -306,6 +306,42 @@ TEST(Writing, EndsWhenTheOwnerGivesUp) {
   });
 }
 
+// Below and above each bound from which ranks do something else: who sums, who copies, slices.
+TEST(Writing, SumsAndSharesAreWholeAtAllSizes) {
+  run_ranks(3,
+            [](int rank) {
+              for (const DType dtype : {kFloat32, kBFloat16, kInt64})
+                for (const int64_t bytes : {32 << 10, 48 << 10, 256 << 10, 768 << 10, 12 << 20})
+                  for (const int64_t more : {-1, 0, 1, 7}) {
+                    const int64_t numel = bytes / size_of(dtype) + more;
+                    Tensor values = empty({numel}, kInt64);
+                    for (int64_t i = 0; i < numel; ++i)
+                      values.data<int64_t>()[i] = i % 31 + rank;  // sums are exact in bfloat16
+                    const auto differ = [&](const Tensor& x, int64_t times, int64_t plus) {
+                      const Tensor got = to_raw(x, kInt64);
+                      int64_t n = 0;
+                      for (int64_t i = 0; i < numel; ++i)
+                        n += got.data<int64_t>()[i] != times * (i % 31) + plus;
+                      return n;
+                    };
+                    const auto copy = [&] {
+                      const Tensor c = empty({numel}, dtype);
+                      copy_raw(c, to_raw(values, dtype));
+                      return c;
+                    };
+                    const Tensor x = copy(), y = copy(), z = copy();
+                    all_reduce(x);
+                    EXPECT_EQ(differ(x, 3, 3), 0) << dtype << ", " << numel << " elements";
+                    broadcast(y, 1);
+                    EXPECT_EQ(differ(y, 1, 1), 0) << dtype << ", " << numel << " elements";
+                    all_reduce_coalesced({y, z});
+                    EXPECT_EQ(differ(y, 3, 3), 0) << dtype << ", " << numel << " elements";
+                    EXPECT_EQ(differ(z, 3, 3), 0) << dtype << ", " << numel << " elements";
+                  }
+            },
+            {.backend = "shm"});
+}
+
 // A child that stops this process, `delay` after go(), and lets it go on `pause` later.
 class Stopper {
  public:
