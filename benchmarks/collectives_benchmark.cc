@@ -6,9 +6,9 @@
 //
 // collectives_side_by_side.py puts PyTorch and Open MPI beside it.
 //
-// The first line says what memory itself gives: all ranks at once copy 64 MiB of their own, by memcpy
-// or past the caches, whichever is faster, until the last is done; the bytes read and written by one
-// of them a second are shown.
+// The first line says what memory itself gives: all ranks at once copy 64 MiB of their own, by
+// memcpy or past the caches, whichever is faster, until the last is done; the bytes read and
+// written by one of them a second are shown.
 #include <sys/resource.h>
 
 #include <chrono>

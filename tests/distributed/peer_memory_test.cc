@@ -13,7 +13,6 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
-#include <random>
 #include <thread>
 
 #include "core/context.h"
