@@ -57,10 +57,14 @@ struct Block {
   char* data;
 };
 
-bool maps_ahead() {  // MADV_POPULATE_READ
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // since Linux 5.14, and in headers later
+#endif
+
+bool maps_ahead() {
   char* const data = static_cast<char*>(
       mmap(nullptr, page_bytes(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  const bool yes = madvise(data, page_bytes(), 22) == 0;
+  const bool yes = madvise(data, page_bytes(), MADV_POPULATE_READ) == 0;
   munmap(data, page_bytes());
   return yes;
 }
